@@ -1,0 +1,1 @@
+"""How data crosses a stage border: tensors, handles, shared memory, windows."""

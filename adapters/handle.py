@@ -1,0 +1,83 @@
+"""Where a tensor lies, and what a transport must do.
+
+A handle travels in message envelopes; the bytes it names never do. Every transport (shared memory now,
+others between machines later) implements :class:`Transport`, so callers never know which one they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+
+class BlockId(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Names one block of one producer for ever: a reused place has another generation."""
+
+    place: str  #: the segment (for shared memory: the file's name, without a folder)
+    offset: int  #: bytes from the segment's start
+    generation: int  #: counts the uses of the segment's space
+
+
+class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where one tensor lies.
+
+    ``nbytes`` equals the product of ``shape`` times the item size of ``dtype``: tensors are stored
+    C-contiguous, whatever their strides were at the sender.
+    """
+
+    transport: str  #: "shm"
+    block: BlockId
+    nbytes: int
+    dtype: str  #: torch's name without the prefix: "float32", "bfloat16", "float8_e4m3fn", "bool", ...
+    shape: tuple[int, ...]
+
+
+class AdapterError(Exception):
+    """Anything that goes wrong at a stage border. ``retryable`` says whether a later try can help."""
+
+    retryable = False
+
+
+class UnsupportedTensor(AdapterError):
+    """The sender's tensor can't be carried (sparse, object dtype, quantised, not on the CPU...)."""
+
+
+class BadHandle(AdapterError):
+    """A handle that points outside what its owner published, or at something that is no arena."""
+
+
+class ArenaFull(AdapterError):
+    """The arena is at its ceiling, or the shared-memory folder has no space left."""
+
+    retryable = True
+
+
+class Transport(Protocol):
+    """Moves tensors between processes by handle. Thread-safe; ``put`` may be called from engine threads."""
+
+    name: str
+
+    def put(self, tensor: Any) -> Handle:
+        """Copies a NumPy array or torch tensor (on the CPU) once and says where it lies.
+
+        Raises :class:`UnsupportedTensor` or :class:`ArenaFull`.
+        """
+        ...
+
+    def get(self, handle: Handle, released: Callable[[BlockId], None]) -> Any:
+        """Returns a read-only zero-copy NumPy array (torch tensor for dtypes NumPy lacks).
+
+        ``released`` is called exactly once, from any thread, when the last view of it is gone; until then
+        the reader holds the block. Raises :class:`BadHandle`; then ``released`` is not called.
+        """
+        ...
+
+    def free(self, block: BlockId) -> None:
+        """Gives a block of our own back. Unknown or already freed blocks are ignored and counted."""
+        ...
+
+    def close(self) -> None:
+        """Unlinks our own segments (readers that still map them keep their view)."""
+        ...

@@ -1,0 +1,1 @@
+"""Who decides: the broker, its clients and its front."""

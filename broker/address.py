@@ -1,0 +1,84 @@
+"""Where the broker's sockets are, and who may reach them.
+
+By default both sockets are ipc files in the run folder, which only its owner may enter. A TCP address names
+the workers' port; clients use the next one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+
+class AddressError(ValueError):
+    """An address or run folder that can't be used; the message names the cure."""
+
+
+class Endpoints(NamedTuple):
+    """The two ZeroMQ endpoints of one broker."""
+
+    workers: str
+    clients: str
+
+
+def run_dir() -> Path:
+    """The run folder: ``OMNI_RUN_DIR``, else ``omni-broker`` in ``XDG_RUNTIME_DIR``, else one in /tmp per user."""
+    if chosen := os.environ.get("OMNI_RUN_DIR"):
+        return Path(chosen)
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "omni-broker"
+    return Path(tempfile.gettempdir()) / f"omni-broker-{os.getuid()}"
+
+
+def make_run_dir(path: Path) -> Path:
+    """Creates the run folder with mode 0700, or checks that an existing one is ours and closed to others.
+
+    Raises AddressError when it belongs to somebody else, is no folder, or its path is too long for a socket.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise AddressError(f"{path} is not a folder of yours; choose another with OMNI_RUN_DIR")
+    if info.st_mode & 0o077:
+        path.chmod(0o700)
+    if len(os.fsencode(path)) > 80:
+        raise AddressError(f"{path} is too long for a socket's path (80 bytes); choose a shorter OMNI_RUN_DIR")
+    return path
+
+
+def endpoints(address: str | None = None) -> Endpoints:
+    """The two endpoints for ``None`` (the run folder), ``ipc:///folder`` or ``tcp://host:port``.
+
+    Raises AddressError for anything else, and for TCP hosts other than loopback.
+    """
+    if address is None:
+        address = f"ipc://{run_dir()}"
+    parts = urlsplit(address)
+    if parts.scheme == "ipc" and parts.path:
+        folder = parts.netloc + parts.path
+        return Endpoints(f"ipc://{folder}/workers.sock", f"ipc://{folder}/clients.sock")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if parts.scheme != "tcp" or not host or not port or port == 65535:
+        raise AddressError(f"{address!r} is no broker address; use ipc:///folder or tcp://host:port")
+    if not _is_loopback(host):
+        raise AddressError(f"{host} is not a loopback address, and connections beyond it are not encrypted")
+    name = f"[{host}]" if ":" in host else host
+    return Endpoints(f"tcp://{name}:{port}", f"tcp://{name}:{port + 1}")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,342 @@
+"""Every message that crosses a ZeroMQ socket, and the codecs for them.
+
+Each frame is one msgpack array of messages: whoever wakes up sends each peer everything that is due to it
+at once. A message is a tagged array, ``[tag, field, ...]``; unknown tags and wrong types are refused by the
+decoder. A connection is DEALER to ROUTER, its identity a fresh random id per process (:func:`new_peer`), and its
+first message names the protocol version.
+
+    guardian  -> broker   Hello Beat Died Bye
+    engine    -> broker   Ready Credit Emit Finish Failed Checkpoint Release
+    client    -> broker   Connect Beat Submit Abort Release Inspect Bye
+    broker    -> guardian Welcome Reject Kill Drain
+    broker    -> engine   Welcome Reject Assign Input Cancel Drain Free
+    broker    -> client   Connected Reject Accepted Refused Output Ended Report Free
+
+A task is named (request, stage, attempt) everywhere: ``request`` is the broker's own number, ``stage`` the
+position in ``Pipeline.order()``, ``attempt`` counts from 1.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal
+
+import msgspec
+
+from adapters.chunk import Chunk
+from adapters.handle import BlockId
+from pipelines.graph import Pipeline
+
+VERSION = 1
+
+Peer = bytes  #: a connection's ZeroMQ identity
+
+
+def new_peer(kind: str) -> Peer:
+    """A fresh identity; ``kind`` is one letter ("g"uardian, "w"orker, "c"lient) that helps reading logs."""
+    return kind.encode() + secrets.token_bytes(9)
+
+
+class Error(msgspec.Struct, array_like=True, gc=False):
+    """Why a request was refused or ended. ``status`` is the HTTP status it stands for."""
+
+    type: str  #: "invalid_request_error", "stage_failed", "worker_died", "timeout", "overloaded", "cancelled", ...
+    message: str
+    status: int = 500
+    param: str | None = None
+    retry_after_s: float | None = None
+    stage: str | None = None
+    attempts: int = 0
+
+
+class Timing(msgspec.Struct, array_like=True, gc=False):
+    """One task's life, in seconds since the request was accepted; -1: never happened."""
+
+    stage: str
+    queued: float = -1.0
+    started: float = -1.0
+    first_chunk: float = -1.0
+    last_chunk: float = -1.0
+    ended: float = -1.0
+    chunks: int = 0
+    attempts: int = 0
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
+    """Base of all messages; the tag is the class's name."""
+
+
+# --- guardian -> broker
+
+
+class Hello(Message):
+    """A guardian reports for duty."""
+
+    version: int
+    pipeline: str  #: "" means: the only one
+    stage: str
+    host: str
+    pid: int
+    device: str = "cpu"
+
+
+class Beat(Message):
+    """Sent once a second by guardians and clients; names the engines the guardian sees alive."""
+
+    workers: list[Peer] = []
+
+
+class Died(Message):
+    """A guardian saw its engine process exit."""
+
+    worker: Peer
+    cause: str  #: "signal SIGKILL", "exit code 3", "killed: attempt over its time limit", ...
+
+
+class Bye(Message):
+    """The peer leaves on purpose: a client is done, or a guardian has drained."""
+
+
+# --- engine -> broker
+
+
+class Ready(Message):
+    """The engine has loaded. ``capacity`` is its first credit; ``arena`` the prefix of its segments' names."""
+
+    version: int
+    guardian: Peer
+    capacity: int
+    pid: int
+    arena: str = ""
+
+
+class Credit(Message):
+    """Asks for ``n`` more tasks."""
+
+    n: int
+
+
+class Emit(Message):
+    """A chunk of a running task. With ``chunk.last`` set the task is finished too."""
+
+    request: int
+    stage: int
+    attempt: int
+    chunk: Chunk
+
+
+class Finish(Message):
+    """A running task has emitted everything (where ``last`` could not ride on a chunk)."""
+
+    request: int
+    stage: int
+    attempt: int
+
+
+class Failed(Message):
+    """A task ended without its output. "item": it raised; "drained": the worker leaves; "cancelled": as told."""
+
+    request: int
+    stage: int
+    attempt: int
+    kind: Literal["item", "drained", "cancelled"]
+    error: Error | None = None
+
+
+class Checkpoint(Message):
+    """The engine's own state after chunk ``chunk.seq - 1``; replaces the one before."""
+
+    request: int
+    stage: int
+    attempt: int
+    chunk: Chunk
+
+
+class Release(Message):
+    """The sender looks at these blocks no longer (each was sent to it once per entry)."""
+
+    blocks: list[BlockId]
+
+
+# --- broker -> guardian and engine
+
+
+class Welcome(Message):
+    """Answer to Hello and to Ready: what to run."""
+
+    version: int
+    run: str  #: the broker run's nonce, part of every arena's name
+    pipeline: Pipeline
+    stage: str
+    beat_s: float = 1.0
+
+
+class Reject(Message):
+    """The peer can't take part (wrong version, unknown pipeline or stage); it should exit with this."""
+
+    reason: str
+
+
+class Kill(Message):
+    """To a guardian: kill this engine now and report its death with this cause."""
+
+    worker: Peer
+    cause: str
+
+
+class Drain(Message):
+    """Finish what you hold, take nothing new, leave."""
+
+
+class Resume(msgspec.Struct, array_like=True):
+    """What earlier attempts left: the bodies of the chunks the broker has, and the engine's last checkpoint."""
+
+    bodies: list[msgspec.Raw]
+    checkpoint: Chunk | None = None
+
+
+class EdgeInput(msgspec.Struct, array_like=True):
+    """What has come over one edge so far. ``closed``: nothing more will."""
+
+    edge: int
+    chunks: list[Chunk]
+    closed: bool
+
+
+class Assign(Message):
+    """Run this task."""
+
+    request: int
+    stage: int
+    attempt: int
+    params: msgspec.Raw  #: a msgpack map, the request's parameters for this stage
+    seed: int
+    inputs: list[EdgeInput]
+    resume: Resume | None = None
+
+
+class Input(Message):
+    """More of a running task's inputs."""
+
+    request: int
+    stage: int
+    attempt: int
+    input: EdgeInput
+
+
+class Cancel(Message):
+    """Stop this task; answer Failed("cancelled")."""
+
+    request: int
+    stage: int
+    attempt: int
+
+
+class Free(Message):
+    """Nobody needs these blocks of yours any more."""
+
+    blocks: list[BlockId]
+
+
+# --- client -> broker
+
+
+class Connect(Message):
+    """A client reports."""
+
+    version: int
+    kind: str  #: "gateway", "api", "cli"
+    arena: str = ""
+
+
+class Submit(Message):
+    """A new request. ``tag`` is the client's own number for it, used until the broker's is known."""
+
+    tag: int
+    pipeline: str
+    outputs: list[str]
+    given: dict[str, list[Chunk]]  #: producer ("request" or a stage) -> its whole output
+    params: dict[str, msgspec.Raw] = {}  #: stage -> msgpack map
+    has: list[str] = []  #: input modalities, for stages with `when`
+    seed: int | None = None  #: absent: the broker draws one, so that retries repeat it
+    priority: int = 0  #: lower runs first
+    deadline_s: float | None = None
+    tenant: str = ""
+
+
+class Abort(Message):
+    """The caller has gone, or wants no more. By tag, so that it works before Accepted arrives."""
+
+    tag: int
+
+
+class Inspect(Message):
+    """Asks for a Report. ``what``: "status", "metrics", "ready"."""
+
+    tag: int
+    what: str
+
+
+# --- broker -> client
+
+
+class Connected(Message):
+    """Answer to Connect."""
+
+    version: int
+    run: str
+    pipelines: list[Pipeline]
+    beat_s: float = 1.0
+
+
+class Accepted(Message):
+    """The request is the broker's now, under this number."""
+
+    tag: int
+    request: int
+
+
+class Refused(Message):
+    """The request was not accepted; nothing of it is kept."""
+
+    tag: int
+    error: Error
+
+
+class Output(Message):
+    """A chunk of one of the request's outputs."""
+
+    tag: int
+    output: str
+    chunk: Chunk
+
+
+class Ended(Message):
+    """The request is over. Exactly one per accepted request; nothing of it follows."""
+
+    tag: int
+    status: Literal["done", "failed", "cancelled"]
+    error: Error | None
+    timings: list[Timing]
+
+
+class Report(Message):
+    """Answer to Inspect."""
+
+    tag: int
+    body: msgspec.Raw
+
+
+FromWorker = (
+    Hello | Beat | Died | Bye | Ready | Credit | Emit | Finish | Failed | Checkpoint | Release
+)
+ToWorker = Welcome | Reject | Kill | Assign | Input | Cancel | Drain | Free
+FromClient = Connect | Beat | Submit | Abort | Release | Inspect | Bye
+ToClient = Connected | Reject | Accepted | Refused | Output | Ended | Report | Free
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_worker = msgspec.msgpack.Decoder(list[FromWorker]).decode
+decode_to_worker = msgspec.msgpack.Decoder(list[ToWorker]).decode
+decode_from_client = msgspec.msgpack.Decoder(list[FromClient]).decode
+decode_to_client = msgspec.msgpack.Decoder(list[ToClient]).decode
+

@@ -1,0 +1,1 @@
+"""What runs: graphs of stages as data, and the models they name."""

@@ -1,0 +1,146 @@
+"""A pipeline as data: stages, the edges between them, and what each may use.
+
+These structs are what pipeline.yaml decodes into (see :mod:`pipelines.loader`) and what the broker, its
+gateway and the workers are told when they connect. They hold no code: engines and transfer adapters are
+named by strings and looked up by the workers alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+#: The pseudo-stage whose "output" is what the caller sent.
+REQUEST = "request"
+
+Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+
+
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many jobs an engine works on together."""
+
+    max_num_seqs: Positive = 8  #: jobs a worker holds at once: its credit
+    max_batch_size: Positive = 8  #: items in one forward pass of a batching engine
+    wait_ms: Annotated[float, Meta(ge=0, le=10_000)] = 0.0  #: how long a forward pass waits for company
+
+
+class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stage's workers run on."""
+
+    devices: str | list[str] = "auto"  #: "auto", "cpu", "cuda:0", or a list of them
+    replicas: Count = 1  #: workers that `omni-broker start` keeps alive; 0: only by hand
+    tensor_parallel_size: Positive = 1  #: ranks (devices) of one worker
+    threads: Count = 0  #: CPU threads of a worker; 0: the engine's default
+
+
+class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a task is tried again."""
+
+    attempts: Positive = 3
+    timeout_s: Annotated[float, Meta(gt=0)] = 300.0  #: an attempt that takes longer is killed
+
+
+class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many frames of a streaming edge go into one chunk.
+
+    Windows never cross the end of a segment (a chunk whose field ``segment_end`` is true).
+    """
+
+    frames: Positive
+    left: Count = 0  #: frames of context repeated before
+    right: Count = 0  #: frames of context after (the window waits for them)
+    first: Count = 0  #: frames of a segment stream's very first window; 0: same as `frames`
+    tensor: str = "frames"  #: the payload field that is cut
+    axis: int = -1  #: its frame axis
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node: one model, or a part of one, with workers of its own."""
+
+    engine: str  #: a built-in engine's name, or "package.module:Class"
+    model: str | None = None  #: catalogue name, Hugging Face id or folder
+    when: str | None = None  #: run only for requests that carry this input modality ("audio", ...)
+    batch: Batch = Batch()
+    resources: Resources = Resources()
+    retry: Retry = Retry()
+    check_finite: bool = True  #: a payload with NaN or infinity fails the request here, by name
+    options: dict[str, Any] = {}  #: the engine's own settings (see pipelines/options.py)
+
+
+class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
+    """From a producer to a consumer."""
+
+    from_: str  #: a stage, or "request"
+    to: str
+    transfer: str | None = None  #: "module:function", a transfer adapter; absent: payloads pass unchanged
+    window: Window | None = None
+    stream: bool = True  #: false: the consumer starts when the producer has finished
+    checkpoint: Literal["none", "memory", "disk"] = "memory"
+
+
+class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an HTTP endpoint uses the graph."""
+
+    input: str = REQUEST  #: the stage that the caller's input stands in for
+    outputs: list[str] = []  #: outputs it may ask for, the default first
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds of one pipeline in the broker."""
+
+    max_requests: Positive = 1024  #: accepted and unfinished; more get 429
+
+
+class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named directed acyclic graph of stages, with the outputs it can give."""
+
+    name: Name
+    outputs: dict[str, str]  #: output modality ("text", "audio", "image", ...) -> stage
+    stages: dict[str, Stage]
+    edges: list[Edge]
+    endpoints: dict[str, Endpoint] = {}
+    description: str = ""
+    limits: Limits = Limits()
+
+    def order(self) -> list[str]:
+        """Stage names, producers before consumers. The position is the stage's number on the wire.
+
+        Raises ValueError naming the stages of a cycle.
+        """
+        waiting = {name: {e.from_ for e in self.edges if e.to == name} - {REQUEST} for name in self.stages}
+        done: list[str] = []
+        while waiting:
+            free = [name for name, before in waiting.items() if before <= set(done)]
+            if not free:
+                raise ValueError(f"cycle through {', '.join(sorted(waiting))}")
+            done += free
+            for name in free:
+                del waiting[name]
+        return done
+
+    def into(self, stage: str) -> list[tuple[int, Edge]]:
+        """The edges that end in a stage, with their numbers on the wire (positions in ``edges``)."""
+        return [(i, e) for i, e in enumerate(self.edges) if e.to == stage]
+
+    def needed(self, outputs: list[str], given: set[str], has: set[str]) -> list[str]:
+        """The stages a request runs, in order: what its outputs descend from, less what it brings along.
+
+        Args:
+            outputs: Names of outputs, keys of :attr:`outputs`.
+            given: Producers ("request", or a stage) whose output the caller supplies.
+            has: Input modalities the request carries; stages with another ``when`` are left out.
+        """
+        needed: set[str] = set()
+        todo = [self.outputs[name] for name in outputs]
+        while todo:
+            name = todo.pop()
+            when = REQUEST if name == REQUEST else self.stages[name].when
+            if name in given or name in needed or name == REQUEST or (when and when not in has):
+                continue
+            needed.add(name)
+            todo += [e.from_ for _, e in self.into(name)]
+        return [name for name in self.order() if name in needed]

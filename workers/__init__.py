@@ -1,0 +1,1 @@
+"""Who computes: guardians, the pull loop and the stage engines."""

@@ -1,0 +1,144 @@
+"""The one interface of all stage engines.
+
+An engine runs jobs concurrently; how it batches them is its own affair. A job has its inputs, its
+parameters, a seed, perhaps something to resume from, and it may be cancelled at any await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from adapters.chunk import Payload
+from pipelines.graph import Stage
+
+
+class ItemError(Exception):
+    """The job's own fault (bad input, model refuses it): fail this job, keep its mates.
+
+    ``status`` 4xx means that another try can't help, so the broker makes none.
+    """
+
+    def __init__(self, message: str, *, status: int = 500, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class Stream:
+    """What comes over one edge: an async iterator of payloads that may still be growing. One reader."""
+
+    __slots__ = ("_closed", "_error", "_items", "_waiter")
+
+    def __init__(self, items: list[Payload] | None = None, *, closed: bool = False) -> None:
+        self._items: list[Payload] = items or []
+        self._closed = closed
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def feed(self, items: list[Payload], *, closed: bool) -> None:
+        """Adds payloads; ``closed``: they are the last."""
+        self._items += items
+        self._closed = self._closed or closed
+        self._wake()
+
+    def fail(self, error: BaseException) -> None:
+        """The reader gets this error after what it already has."""
+        self._error = error
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def __aiter__(self) -> AsyncIterator[Payload]:
+        return self
+
+    async def __anext__(self) -> Payload:
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            if self._closed:
+                raise StopAsyncIteration
+            await self._wait()
+        return self._items.pop(0)
+
+    async def all(self) -> list[Payload]:
+        """Waits for the end of the stream and returns everything."""
+        while not self._closed:
+            await self._wait()
+        if self._error is not None:
+            raise self._error
+        items, self._items = self._items, []
+        return items
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+class Job:
+    """One attempt of one task, as an engine sees it."""
+
+    __slots__ = ("attempt", "cancelled", "checkpoint", "inputs", "name", "params", "resume_state", "resumed", "seed")
+
+    def __init__(
+        self,
+        name: str,
+        inputs: dict[str, AsyncIterator[Payload]],
+        params: dict[str, Any],
+        seed: int,
+        *,
+        attempt: int = 1,
+        resumed: list[Payload] | None = None,
+        resume_state: Payload | None = None,
+        checkpoint: Callable[[Payload], None] = lambda state: None,
+    ) -> None:
+        self.name = name  #: "request/stage/attempt", for logs and for engines that want ids
+        self.inputs = inputs  #: producer's name -> its payloads, transfer adapter and window applied
+        self.params = params  #: the request's parameters for this stage, already decoded
+        self.seed = seed  #: the same in every attempt
+        self.attempt = attempt
+        self.resumed = resumed or []  #: small fields of the chunks that earlier attempts got out (no tensors)
+        self.resume_state = resume_state  #: the last checkpoint an earlier attempt made, or None
+        self.checkpoint = checkpoint  #: hands a state over that covers all payloads yielded so far
+        self.cancelled = False  #: set before the task is cancelled; for code on threads
+
+    async def gather(self, producer: str) -> list[Payload]:
+        """All payloads of one input, waiting for its end. An absent input is empty."""
+        stream = self.inputs.get(producer)
+        if stream is None:
+            return []
+        if isinstance(stream, Stream):
+            return await stream.all()
+        return [payload async for payload in stream]
+
+
+class Engine(Protocol):
+    """What a worker process runs. Built with ``Engine(stage, device=...)``; imports its libraries in ``start``.
+
+    ``resumes`` says what the engine does with ``job.resumed``. False: it starts anew, must repeat itself
+    exactly (same inputs, same seed, same payloads), and the worker drops the payloads that are already out.
+    True: it yields only what comes after ``job.resumed`` / ``job.resume_state``.
+    """
+
+    resumes: bool
+
+    def __init__(self, stage: Stage, *, device: str) -> None: ...
+
+    async def start(self) -> None:
+        """Loads the model. Progress goes to the log; an error here is fatal for the process."""
+        ...
+
+    def run(self, job: Job) -> AsyncIterator[Payload]:
+        """Computes one job. Raises :class:`ItemError` for the job's own faults; CancelledError stops it."""
+        ...
+
+    async def stop(self) -> None:
+        """Lets everything go."""
+        ...

@@ -1,0 +1,1 @@
+"""The stage engines, each imported only by the worker that runs it."""
