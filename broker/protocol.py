@@ -2,15 +2,15 @@
 
 Each frame is one msgpack array of messages: whoever wakes up sends each peer everything that is due to it
 at once. A message is a tagged array, ``[tag, field, ...]``; unknown tags and wrong types are refused by the
-decoder. A connection is DEALER to ROUTER, its identity a fresh random id per process (:func:`new_peer`), and its
-first message names the protocol version.
+decoder. A connection is DEALER to ROUTER, its identity a fresh random id per process (:func:`new_peer`),
+and its first message names the protocol version.
 
     guardian  -> broker   Hello Beat Died Bye
     engine    -> broker   Ready Credit Emit Finish Failed Checkpoint Release
     client    -> broker   Connect Beat Submit Abort Release Inspect Bye
-    broker    -> guardian Welcome Reject Kill Drain
-    broker    -> engine   Welcome Reject Assign Input Cancel Drain Free
-    broker    -> client   Connected Reject Accepted Refused Output Ended Report Free
+    broker    -> guardian Welcome Reject Who Beat Kill Drain
+    broker    -> engine   Welcome Reject Who Assign Input Cancel Drain Free
+    broker    -> client   Connected Reject Who Beat Accepted Refused Output Ended Report Free
 
 A task is named (request, stage, attempt) everywhere: ``request`` is the broker's own number, ``stage`` the
 position in ``Pipeline.order()``, ``attempt`` counts from 1.
@@ -40,7 +40,7 @@ def new_peer(kind: str) -> Peer:
 class Error(msgspec.Struct, array_like=True, gc=False):
     """Why a request was refused or ended. ``status`` is the HTTP status it stands for."""
 
-    type: str  #: "invalid_request_error", "stage_failed", "worker_died", "timeout", "overloaded", "cancelled", ...
+    type: str  #: "invalid_request_error", "stage_failed", "worker_died", "timeout", "overloaded", ...
     message: str
     status: int = 500
     param: str | None = None
@@ -81,7 +81,7 @@ class Hello(Message):
 
 
 class Beat(Message):
-    """Sent once a second by guardians and clients; names the engines the guardian sees alive."""
+    """Sent every ``beat_s`` by guardians (with their living engines) and clients; the broker echoes it."""
 
     workers: list[Peer] = []
 
@@ -101,13 +101,14 @@ class Bye(Message):
 
 
 class Ready(Message):
-    """The engine has loaded. ``capacity`` is its first credit; ``arena`` the prefix of its segments' names."""
+    """The engine has loaded. ``capacity`` is its first credit, ``arena`` its segments' prefix."""
 
     version: int
     guardian: Peer
     capacity: int
     pid: int
     arena: str = ""
+    resumes: bool = False  #: the engine wants the bodies of chunks that earlier attempts got out
 
 
 class Credit(Message):
@@ -134,7 +135,7 @@ class Finish(Message):
 
 
 class Failed(Message):
-    """A task ended without its output. "item": it raised; "drained": the worker leaves; "cancelled": as told."""
+    """A task ended early. "item": it raised; "drained": the worker leaves; "cancelled": as told."""
 
     request: int
     stage: int
@@ -177,6 +178,10 @@ class Reject(Message):
     reason: str
 
 
+class Who(Message):
+    """The broker does not know the sender (it restarted, or gave the sender up): introduce yourself again."""
+
+
 class Kill(Message):
     """To a guardian: kill this engine now and report its death with this cause."""
 
@@ -189,9 +194,10 @@ class Drain(Message):
 
 
 class Resume(msgspec.Struct, array_like=True):
-    """What earlier attempts left: the bodies of the chunks the broker has, and the engine's last checkpoint."""
+    """What earlier attempts left. The new attempt's first chunk has ``seq == emitted``."""
 
-    bodies: list[msgspec.Raw]
+    emitted: int  #: chunks that the broker has
+    bodies: list[msgspec.Raw]  #: their bodies, for engines that said ``resumes``; else empty
     checkpoint: Chunk | None = None
 
 
@@ -330,9 +336,9 @@ class Report(Message):
 FromWorker = (
     Hello | Beat | Died | Bye | Ready | Credit | Emit | Finish | Failed | Checkpoint | Release
 )
-ToWorker = Welcome | Reject | Kill | Assign | Input | Cancel | Drain | Free
+ToWorker = Welcome | Reject | Who | Beat | Kill | Assign | Input | Cancel | Drain | Free
 FromClient = Connect | Beat | Submit | Abort | Release | Inspect | Bye
-ToClient = Connected | Reject | Accepted | Refused | Output | Ended | Report | Free
+ToClient = Connected | Reject | Who | Beat | Accepted | Refused | Output | Ended | Report | Free
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(list[FromWorker]).decode

@@ -1,0 +1,1 @@
+"""The broker's brain: a state machine without I/O, clocks or randomness. Events in, instructions out."""

@@ -1,0 +1,56 @@
+"""What goes into the core and what comes out of it.
+
+Time is the shell's monotonic clock in seconds and comes in with each event, so a log of events replays a run
+exactly.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from broker.protocol import Message, Peer
+
+
+class Received(msgspec.Struct, frozen=True, gc=False):
+    """A peer's message has come."""
+
+    now: float
+    peer: Peer
+    message: Message
+
+
+class Lost(msgspec.Struct, frozen=True, gc=False):
+    """A send found the peer gone (ZeroMQ's EHOSTUNREACH)."""
+
+    now: float
+    peer: Peer
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """Time has passed; due about once a second."""
+
+    now: float
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send this message."""
+
+    peer: Peer
+    message: Message
+
+
+class Reap(msgspec.Struct, frozen=True, gc=False):
+    """No block of this dead producer is needed any more: remove its arena."""
+
+    arena: str
+
+
+class Note(msgspec.Struct, frozen=True, gc=False):
+    """Something a person may want to read: one line per request end, one per worker change."""
+
+    level: int
+    text: str
+
+
+Event = Received | Lost | Tick
+Instruction = Send | Reap | Note

@@ -1,0 +1,113 @@
+"""What the core says of itself when asked: `status`, `ready` and `metrics`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.core.state import StageState, TaskState, Worker
+from broker.core.stats import BUCKETS, Histogram
+
+if TYPE_CHECKING:
+    from broker.core.machine import Core
+
+
+def make(core: Core, what: str, now: float) -> dict[str, Any]:
+    """The report named ``what``; an unknown name gives ``{"error": ...}``."""
+    reports = {"status": _status, "ready": _ready, "metrics": _metrics}
+    if what not in reports:
+        return {"error": f"no report {what!r}; there are: {', '.join(reports)}"}
+    return reports[what](core, now)
+
+
+def _ready(core: Core, now: float) -> dict[str, Any]:
+    missing = [
+        f"{pipeline.name}/{stage.name}"
+        for pipeline in core.tasks.pipelines.values()
+        for stage in pipeline.stages
+        if not any(not worker.draining for worker in stage.workers.values())
+    ]
+    return {"ready": not missing, "missing": missing}
+
+
+def _status(core: Core, now: float) -> dict[str, Any]:
+    tasks = core.tasks
+    return {
+        "run": core.run,
+        **_ready(core, now),
+        "pipelines": {
+            pipeline.name: {
+                "unfinished": pipeline.unfinished,
+                "stages": {stage.name: _stage(core, stage, now) for stage in pipeline.stages},
+            }
+            for pipeline in tasks.pipelines.values()
+        },
+        "tables": {
+            "requests": len(tasks.requests),
+            "queued": sum(s.length for s in tasks.schedulers.values()),
+            "running": sum(len(w.tasks) for w in core.workers.values()),
+            "blocks": len(tasks.blocks),
+            "block_bytes": tasks.blocks.nbytes,
+            "holds": tasks.blocks.holds,
+        },
+        "clients": [{"kind": c.kind, "requests": len(c.requests)} for c in core.clients.values()],
+        "refused": dict(core.refused),
+    }
+
+
+def _stage(core: Core, stage: StageState, now: float) -> dict[str, Any]:
+    stats = core.tasks.stats[stage]
+    return {
+        "engine": stage.spec.engine,
+        "queued": core.tasks.schedulers[stage].length,
+        "running": stage.running,
+        "workers": [_worker(worker, now) for worker in stage.workers.values()],
+        "starting": sum(not guardian.workers for guardian in stage.guardians.values()),
+        "tasks": dict(stats.tasks),
+        "chunks": stats.chunks,
+    }
+
+
+def _worker(worker: Worker, now: float) -> dict[str, Any]:
+    states = [task.state for task in worker.tasks.values()]
+    return {
+        "pid": worker.pid,
+        "guardian": worker.guardian.pid,
+        "host": worker.guardian.host,
+        "device": worker.guardian.device,
+        "running": states.count(TaskState.RUNNING),
+        "cancelling": states.count(TaskState.CANCELLING),
+        "credit": worker.credit,
+        "draining": worker.draining,
+        "up_s": round(now - worker.since, 3),
+    }
+
+
+def _metrics(core: Core, now: float) -> dict[str, Any]:
+    tasks = core.tasks
+    return {
+        "requests": [[name, status, n] for (name, status), n in tasks.ended.items()],
+        "unfinished": [[p.name, p.unfinished] for p in tasks.pipelines.values()],
+        "stages": [_stage_metrics(core, stage) for stage in tasks.stats],
+        "block_bytes": tasks.blocks.nbytes,
+        "refused": dict(core.refused),
+        "buckets_s": BUCKETS,
+    }
+
+
+def _stage_metrics(core: Core, stage: StageState) -> dict[str, Any]:
+    stats = core.tasks.stats[stage]
+    return {
+        "pipeline": stage.pipeline.name,
+        "stage": stage.name,
+        "queued": core.tasks.schedulers[stage].length,
+        "running": stage.running,
+        "workers": len(stage.workers),
+        "tasks": dict(stats.tasks),
+        "chunks": stats.chunks,
+        "wait": _histogram(stats.wait),
+        "service": _histogram(stats.service),
+    }
+
+
+def _histogram(histogram: Histogram) -> dict[str, Any]:
+    return {"counts": histogram.counts, "sum": histogram.total}

@@ -1,0 +1,456 @@
+"""Requests and their tasks: admission, the flow of chunks, attempts, the end.
+
+A chunk that a worker emits is numbered; the core takes each number of each task once, in order, whatever
+attempt it comes from, so consumers and callers never see one twice and never miss one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import msgspec
+
+from adapters.chunk import Chunk
+from adapters.handle import Handle
+from broker.core.blocks import Blocks
+from broker.core.events import Instruction, Note, Send
+from broker.core.routes import BadRequest
+from broker.core.scheduling import Scheduler
+from broker.core.state import (
+    Client,
+    Feed,
+    PipelineState,
+    Request,
+    StageState,
+    Task,
+    TaskState,
+    Worker,
+    failure,
+)
+from broker.core.stats import StageStats, new_stage_stats
+from broker.protocol import (
+    Accepted,
+    Assign,
+    Cancel,
+    Checkpoint,
+    EdgeInput,
+    Emit,
+    Ended,
+    Error,
+    Failed,
+    Finish,
+    Input,
+    Output,
+    Refused,
+    Resume,
+    Submit,
+    Timing,
+)
+from pipelines.graph import Pipeline
+
+NO_PARAMS = msgspec.Raw(b"\x80")  # an empty msgpack map
+BAD_HANDLE = "handle outside the sender's own arena"
+
+
+class Tasks:
+    """All requests, the stages' queues, and the reference counts of the blocks they use."""
+
+    def __init__(
+        self, pipelines: list[Pipeline], *, entropy: int, first_request: int, refused: Counter[str]
+    ) -> None:
+        self.pipelines = {p.name: PipelineState(p) for p in pipelines}
+        self.requests: dict[int, Request] = {}
+        self.blocks = Blocks()
+        self.out: list[Instruction] = []
+        self.ended: Counter[tuple[str, str]] = Counter()  #: (pipeline, status) -> requests
+        self._entropy = entropy
+        self._next = first_request
+        self._refused = refused
+        self._now = 0.0
+        stages = [stage for p in self.pipelines.values() for stage in p.stages]
+        self.schedulers: dict[StageState, Scheduler] = {stage: Scheduler() for stage in stages}
+        self.stats: dict[StageState, StageStats] = {stage: new_stage_stats() for stage in stages}
+
+    # --- admission and the end
+
+    def submit(self, now: float, client: Client, m: Submit) -> None:
+        """A new request: accepted or refused at once."""
+        self._now = now
+        try:
+            request = self._admit(client, m)
+        except BadRequest as error:
+            kind = {429: "overloaded", 404: "not_found"}.get(error.status, "invalid_request_error")
+            retry_after = 1.0 if error.status == 429 else None
+            self.out.append(
+                Send(
+                    client.peer,
+                    Refused(m.tag, Error(kind, str(error), error.status, error.param, retry_after)),
+                )
+            )
+            return
+        self.out.append(Send(client.peer, Accepted(m.tag, request.number)))
+        for name, chunks in m.given.items():
+            for slot in request.route.given[name]:
+                feed = request.tasks[slot.stage].feeds[slot.position]
+                feed.chunks, feed.closed = list(chunks), True
+                for chunk in chunks:
+                    self.blocks.retain(chunk.handles)
+            for chunk in chunks:
+                self.blocks.sweep(chunk.handles, self.out)
+        for number in request.route.stages:
+            self._queue_if_ready(request.tasks[number])
+
+    def _admit(self, client: Client, m: Submit) -> Request:
+        pipeline = self.pipelines.get(m.pipeline)
+        if pipeline is None:
+            offered = ", ".join(self.pipelines)
+            raise BadRequest(
+                f"no pipeline {m.pipeline!r}; this broker serves: {offered}", "model", status=404
+            )
+        if m.tag in client.requests:
+            raise BadRequest("the tag is in use", "tag")
+        if unknown := set(m.params) - set(pipeline.router.order):
+            raise BadRequest(f"{pipeline.name} has no stage {min(unknown)!r}", "params")
+        if pipeline.unfinished >= pipeline.spec.limits.max_requests:
+            raise BadRequest(
+                f"{pipeline.name} has {pipeline.unfinished} unfinished requests", "model", status=429
+            )
+        route = pipeline.router.route(m.outputs, list(m.given), m.has)
+        handles = [h for chunks in m.given.values() for chunk in chunks for h in chunk.handles]
+        if not self._own(handles, client.arena) or not self.blocks.add(client.peer, handles):
+            raise BadRequest(BAD_HANDLE, "given")
+        request = Request(self._next, client, m.tag, pipeline, now=self._now)
+        self._next += 1
+        request.route = route
+        request.params = m.params
+        request.seed = _mix(self._entropy + request.number) if m.seed is None else m.seed & 0x7FFFFFFFFFFFFFFF
+        request.priority, request.tenant = m.priority, m.tenant
+        request.deadline = None if m.deadline_s is None else self._now + m.deadline_s
+        for number in route.stages:
+            feeds = [Feed(inlet.edge, inlet.stream) for inlet in route.inlets[number]]
+            request.tasks[number] = Task(request, pipeline.stages[number], feeds)
+        request.open = len(request.tasks)
+        pipeline.unfinished += 1
+        self.requests[request.number] = client.requests[m.tag] = request
+        return request
+
+    def end(self, now: float, request: Request, status: str, error: Error | None) -> None:
+        """The request is over: whatever still runs for it is told to stop, and its memory is let go."""
+        self._now = now
+        for task in request.tasks.values():
+            self._leave(task)
+        del self.requests[request.number], request.client.requests[request.tag]
+        request.pipeline.unfinished -= 1
+        self.ended[request.pipeline.name, status] += 1
+        ended = Ended(request.tag, status, error, [_timing(task) for task in request.tasks.values()])  # type: ignore[arg-type]
+        self.out.append(Send(request.client.peer, ended))
+        if error is not None:
+            text = f"request {request.number} of {request.pipeline.name} failed: {error.message}"
+            self.out.append(Note(logging.WARNING, text))
+        else:
+            seconds = now - request.accepted
+            text = f"request {request.number} of {request.pipeline.name} {status} in {seconds:.3f} s"
+            self.out.append(Note(logging.DEBUG, text))
+
+    def _leave(self, task: Task) -> None:
+        """Takes one task out of a request that ends."""
+        if task.state is TaskState.DONE:
+            return
+        if task.state is TaskState.QUEUED:
+            task.state = TaskState.DONE
+            self.schedulers[task.stage].forget(task)
+        elif task.state is TaskState.RUNNING and task.worker is not None:
+            task.state = TaskState.CANCELLING
+            request, stage = task.key
+            self.out.append(Send(task.worker.peer, Cancel(request, stage, task.attempt)))
+        else:
+            task.state = TaskState.DONE
+        task.ended = self._now
+        self.stats[task.stage].tasks["cancelled"] += 1
+        self._drop_inputs(task)
+
+    def expire(self, now: float) -> None:
+        """Ends the requests whose deadline has passed."""
+        for request in [r for r in self.requests.values() if r.deadline is not None and r.deadline < now]:
+            self.end(now, request, "failed", Error("timeout", "the request's deadline has passed", 504))
+
+    # --- workers
+
+    def add_credit(self, now: float, worker: Worker, credit: int) -> None:
+        """The worker asks for more tasks."""
+        self._now = now
+        scheduler = self.schedulers[worker.stage]
+        scheduler.add_credit(worker, credit)
+        scheduler.dispatch(self._assign)
+
+    def stop_feeding(self, worker: Worker) -> None:
+        """The worker takes nothing new."""
+        self.schedulers[worker.stage].remove(worker)
+
+    def worker_gone(self, now: float, worker: Worker, cause: str) -> None:
+        """Its tasks run again. Who is to blame is unknown when it held several: they run one by one then."""
+        self._now = now
+        scheduler = self.schedulers[worker.stage]
+        scheduler.remove(worker)
+        self.blocks.peer_gone(worker.peer, worker.arena, self.out)
+        tasks = [t for t in worker.tasks.values() if t.state is TaskState.RUNNING]
+        culprits = [t for t in tasks if t.timed_out]
+        worker.tasks.clear()
+        for task in tasks:
+            self.stats[worker.stage].tasks["deaths"] += 1
+            if culprits and task not in culprits:
+                self._again(task, None)
+                continue
+            task.solo = len(tasks) > 1 and not culprits
+            kind, status = ("timeout", 504) if task.timed_out else ("worker_died", 500)
+            self._again(
+                task, failure(kind, f"stage {task.stage.name}: its worker died: {cause}", task, status)
+            )
+        scheduler.dispatch(self._assign)
+
+    def _assign(self, task: Task, worker: Worker) -> None:
+        request = task.request
+        task.state = TaskState.RUNNING
+        task.worker = worker
+        task.attempt += 1
+        task.started = self._now
+        task.timed_out = False
+        key = task.key
+        worker.tasks[key] = task
+        stats = self.stats[task.stage]
+        stats.wait.observe(self._now - task.queued)
+        stats.tasks["attempts"] += 1
+        inputs = []
+        for feed in task.feeds:
+            for chunk in feed.chunks:
+                if chunk.handles:
+                    self.blocks.hold(worker.peer, chunk.handles)
+            inputs.append(EdgeInput(feed.edge, feed.chunks[:], feed.closed))
+        resume = None
+        if task.emitted or task.checkpoint is not None:
+            if task.checkpoint is not None:
+                self.blocks.hold(worker.peer, task.checkpoint.handles)
+            bodies = [chunk.body for chunk in task.bodies]
+            resume = Resume(task.emitted, bodies, task.checkpoint)
+        params = request.params.get(task.stage.name, NO_PARAMS)
+        message = Assign(key[0], key[1], task.attempt, params, request.seed, inputs, resume)
+        self.out.append(Send(worker.peer, message))
+
+    # --- what a task gives
+
+    def _running(self, worker: Worker, m: Emit | Finish | Failed | Checkpoint) -> Task | None:
+        """The task a worker speaks of, if it is the attempt that the worker holds a lease on."""
+        task = worker.tasks.get((m.request, m.stage))
+        if task is None or task.attempt != m.attempt:
+            self._refused[f"stale:{type(m).__name__}"] += 1
+            return None
+        return task
+
+    def emit(self, now: float, worker: Worker, m: Emit) -> None:
+        """A chunk: kept for the consumers' later attempts, passed on to those that run, and to the caller."""
+        self._now = now
+        chunk = m.chunk
+        task = self._running(worker, m)
+        if chunk.handles and not self._take(worker, chunk, task):
+            return
+        if task is None:
+            return
+        if task.state is TaskState.RUNNING and chunk.seq == task.emitted:
+            self._accept(task, worker, chunk)
+        elif task.state is TaskState.RUNNING and chunk.seq > task.emitted:
+            self.blocks.sweep(chunk.handles, self.out)
+            self._blame(task, worker, f"sent chunk {chunk.seq} instead of {task.emitted}")
+            return
+        else:
+            self._refused["repeated" if task.state is TaskState.RUNNING else "cancelled"] += 1
+            self.blocks.sweep(chunk.handles, self.out)
+        if chunk.last:
+            self._done(task, worker)
+
+    def _take(self, worker: Worker, chunk: Chunk, task: Task | None) -> bool:
+        """Takes note of a chunk's blocks. A chunk with handles that can't be the worker's own is refused."""
+        if not self._own(chunk.handles, worker.arena) or not self.blocks.add(worker.peer, chunk.handles):
+            self._refused["bad_handle"] += 1
+            if task is not None and task.state is TaskState.RUNNING:
+                self._blame(task, worker, BAD_HANDLE)
+            return False
+        if task is None:
+            self.blocks.sweep(chunk.handles, self.out)
+        return True
+
+    def _accept(self, task: Task, worker: Worker, chunk: Chunk) -> None:
+        if task.emitted == 0:
+            task.first_chunk = self._now
+        task.last_chunk = self._now
+        task.emitted += 1
+        self.stats[task.stage].chunks += 1
+        if worker.resumes:
+            task.bodies.append(chunk)
+        request = task.request
+        route = request.route
+        number = task.stage.number
+        for slot in route.consumers[number]:
+            consumer = request.tasks[slot.stage]
+            self._feed(consumer, consumer.feeds[slot.position], chunk, closed=chunk.last)
+        for output in route.outputs.get(number, ()):
+            self.blocks.hold(request.client.peer, chunk.handles)
+            self.out.append(Send(request.client.peer, Output(request.tag, output, chunk)))
+        if chunk.handles:
+            self.blocks.sweep(chunk.handles, self.out)
+
+    def _feed(self, consumer: Task, feed: Feed, chunk: Chunk | None, *, closed: bool) -> None:
+        """One more chunk (or just the end) for a task; a running one gets it right away."""
+        if consumer.state is TaskState.DONE or consumer.state is TaskState.CANCELLING:
+            return
+        chunks = [] if chunk is None else [chunk]
+        if chunk is not None:
+            feed.chunks.append(chunk)
+            self.blocks.retain(chunk.handles)
+        feed.closed = closed
+        if consumer.state is TaskState.RUNNING and consumer.worker is not None:
+            if chunk is not None and chunk.handles:
+                self.blocks.hold(consumer.worker.peer, chunk.handles)
+            request, stage = consumer.key
+            more = EdgeInput(feed.edge, chunks, closed)
+            self.out.append(Send(consumer.worker.peer, Input(request, stage, consumer.attempt, more)))
+        elif consumer.state is TaskState.WAITING:
+            self._queue_if_ready(consumer)
+
+    def checkpoint(self, worker: Worker, m: Checkpoint) -> None:
+        """The engine's own state, for the next attempt; the one before is let go."""
+        task = self._running(worker, m)
+        if m.chunk.handles and not self._take(worker, m.chunk, task):
+            return
+        if task is None:
+            return
+        if task.state is TaskState.RUNNING and m.chunk.seq == task.emitted:
+            self.blocks.retain(m.chunk.handles)
+            if task.checkpoint is not None:
+                self.blocks.drop(task.checkpoint.handles, self.out)
+            task.checkpoint = m.chunk
+        else:
+            self.blocks.sweep(m.chunk.handles, self.out)
+
+    # --- how a task ends
+
+    def finish(self, now: float, worker: Worker, m: Finish) -> None:
+        """The task has given everything."""
+        self._now = now
+        task = self._running(worker, m)
+        if task is not None:
+            self._done(task, worker)
+
+    def _done(self, task: Task, worker: Worker) -> None:
+        del worker.tasks[task.key]
+        if task.state is TaskState.CANCELLING:
+            task.state = TaskState.DONE
+            return
+        task.state = TaskState.DONE
+        task.worker = None
+        task.ended = self._now
+        stats = self.stats[task.stage]
+        stats.service.observe(self._now - task.started)
+        stats.tasks["done"] += 1
+        self._drop_inputs(task)
+        request = task.request
+        for slot in request.route.consumers[task.stage.number]:
+            consumer = request.tasks[slot.stage]
+            feed = consumer.feeds[slot.position]
+            if not feed.closed:
+                self._feed(consumer, feed, None, closed=True)
+        request.open -= 1
+        if request.open == 0:
+            self.end(self._now, request, "done", None)
+
+    def failed(self, now: float, worker: Worker, m: Failed) -> None:
+        """The worker gives the task up: its item raised, the worker leaves, or it was told to stop."""
+        self._now = now
+        task = self._running(worker, m)
+        if task is None:
+            return
+        del worker.tasks[task.key]
+        if task.state is TaskState.CANCELLING:
+            task.state = TaskState.DONE
+        elif m.kind == "item":
+            error = m.error or Error("stage_failed", f"stage {task.stage.name} failed")
+            error.stage, error.attempts = task.stage.name, task.attempt
+            self._again(task, error)
+        else:
+            self._again(task, None)
+        self.schedulers[worker.stage].dispatch(self._assign)
+
+    def _blame(self, task: Task, worker: Worker, what: str) -> None:
+        """The worker breaks the rules in this task: the attempt is over, what still comes of it is stale."""
+        del worker.tasks[task.key]
+        request, stage = task.key
+        self.out.append(Send(worker.peer, Cancel(request, stage, task.attempt)))
+        self._again(task, failure("stage_failed", f"stage {task.stage.name}: its worker {what}", task))
+        self.schedulers[task.stage].dispatch(self._assign)
+
+    def _again(self, task: Task, error: Error | None) -> None:
+        """Another attempt, if the error allows one. No error: nobody is to blame."""
+        task.worker = None
+        stats = self.stats[task.stage]
+        if error is not None:
+            task.blame += 1
+            if error.status < 500 or task.blame >= task.stage.spec.retry.attempts:
+                task.state = TaskState.DONE
+                task.ended = self._now
+                stats.tasks["failed"] += 1
+                self._drop_inputs(task)
+                self.end(self._now, task.request, "failed", error)
+                return
+        stats.tasks["redelivered"] += 1
+        task.queued = self._now
+        self.schedulers[task.stage].push(task)
+
+    # --- small parts
+
+    def _queue_if_ready(self, task: Task) -> None:
+        if task.ready:
+            task.queued = self._now
+            scheduler = self.schedulers[task.stage]
+            scheduler.push(task)
+            scheduler.dispatch(self._assign)
+
+    def _drop_inputs(self, task: Task) -> None:
+        for feed in task.feeds:
+            for chunk in feed.chunks:
+                if chunk.handles:
+                    self.blocks.drop(chunk.handles, self.out)
+            feed.chunks = []
+        if task.checkpoint is not None:
+            self.blocks.drop(task.checkpoint.handles, self.out)
+            task.checkpoint = None
+        task.bodies = []
+
+    @staticmethod
+    def _own(handles: list[Handle], arena: str) -> bool:
+        return all(arena and h.block.place.startswith(arena) for h in handles)
+
+
+def _timing(task: Task) -> Timing:
+    start = task.request.accepted
+
+    def since(moment: float) -> float:
+        return moment - start if moment >= 0 else -1.0
+
+    return Timing(
+        task.stage.name,
+        queued=since(task.queued),
+        started=since(task.started),
+        first_chunk=since(task.first_chunk),
+        last_chunk=since(task.last_chunk),
+        ended=since(task.ended),
+        chunks=task.emitted,
+        attempts=task.attempt,
+    )
+
+
+def _mix(number: int) -> int:
+    """SplitMix64's output function (Steele et al. 2014), cut to 63 bits: a seed that looks random."""
+    z = (number * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (z ^ (z >> 31)) >> 1
