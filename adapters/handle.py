@@ -44,6 +44,10 @@ class UnsupportedTensor(AdapterError):
     """The sender's tensor can't be carried (sparse, object dtype, quantised, not on the CPU...)."""
 
 
+class BadPayload(AdapterError):
+    """A payload that can't travel (no dict, a type msgpack lacks), or a body that holds no payload."""
+
+
 class BadHandle(AdapterError):
     """A handle that points outside what its owner published, or at something that is no arena."""
 

@@ -1,0 +1,110 @@
+"""The reading side of shared memory: from a handle out of a message to a view, checked on the way.
+
+A handle may come from a hostile or confused peer. Nothing of it is believed before it is checked against the
+file itself: name, type, owner, mode, bounds, and the header in front of the block.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from adapters import tensor
+from adapters.handle import BadHandle, BlockId, Handle
+from adapters.segment import HEADER, HEADER_SIZE, MAGIC, SEGMENT
+
+KEPT = 64  #: mappings kept although no view uses them
+
+
+class Reader:
+    """Maps other processes' segments, each once. Thread-safe.
+
+    A mapping lives as long as a view of it, and beyond that while it is among the last ``kept`` used and its
+    file still exists. It holds one file descriptor.
+    """
+
+    def __init__(self, folder: Path, *, kept: int = KEPT) -> None:
+        self.folder = folder
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._recent: OrderedDict[str, mmap.mmap] = OrderedDict()
+        self._alive: weakref.WeakValueDictionary[str, mmap.mmap] = weakref.WeakValueDictionary()
+
+    @property
+    def mappings(self) -> int:
+        """How many segments are mapped now."""
+        return len(self._alive)
+
+    def get(self, handle: Handle, released: Callable[[BlockId], None]) -> Any:
+        """A read-only view; see :meth:`adapters.handle.Transport.get`."""
+        block, nbytes = handle.block, handle.nbytes
+        kind = tensor.storage(handle.dtype, handle.shape, nbytes)
+        memory = self._mapping(block.place)
+        # The file's size now, not when we mapped it: a file that somebody cut gives an error, not SIGBUS.
+        if not HEADER_SIZE <= block.offset <= memory.size() - nbytes or block.offset + nbytes > len(memory):
+            raise BadHandle(f"block at {block.offset} with {nbytes} bytes lies outside {block.place}")
+        if HEADER.unpack_from(memory, block.offset - HEADER_SIZE) != (MAGIC, block.generation, nbytes):
+            raise BadHandle(
+                f"block at {block.offset} of {block.place} is not of generation {block.generation}"
+            )
+        # NumPy keeps this array alive for every view made of it, because its own base is no array.
+        root = tensor.over(memory, block.offset, kind, handle.shape)
+        result = tensor.revive(root, handle.dtype)
+        weakref.finalize(root, released, block).atexit = False
+        return result
+
+    def forget(self) -> None:
+        """Drops the mappings that no view uses."""
+        with self._lock:
+            self._recent.clear()
+
+    def trim(self) -> None:
+        """Drops the mappings whose files are gone, so that their memory can be."""
+        with self._lock:
+            self._trim()
+
+    def _trim(self) -> None:
+        for place in [place for place in self._recent if not (self.folder / place).exists()]:
+            del self._recent[place]
+
+    def _mapping(self, place: str) -> mmap.mmap:
+        with self._lock:
+            memory = self._recent.get(place)
+            if memory is None:
+                memory = self._alive.get(place)
+                if memory is None:
+                    self._trim()
+                    memory = self._alive[place] = self._map(place)
+                self._recent[place] = memory
+                if len(self._recent) > self._kept:
+                    self._recent.popitem(last=False)
+            else:
+                self._recent.move_to_end(place)
+            return memory
+
+    def _map(self, place: str) -> mmap.mmap:
+        if not SEGMENT.fullmatch(place):
+            raise BadHandle(f"{place[:80]!r} is no segment's name")
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            fd = os.open(self.folder / place, flags)
+        except OSError as error:
+            raise BadHandle(f"can't open {place}: {error.strerror}") from None
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+                raise BadHandle(f"{place} is no private file of ours")
+            if info.st_size < HEADER_SIZE:
+                raise BadHandle(f"{place} is empty")
+            return mmap.mmap(fd, info.st_size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except OSError as error:
+            raise BadHandle(f"can't map {place}: {error.strerror}") from None
+        finally:
+            os.close(fd)
