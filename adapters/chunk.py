@@ -141,13 +141,14 @@ def _scalar(value: object) -> bool | int | float:
 
 
 def _extension(value: object, handles: list[Handle], transport: Transport | None) -> msgspec.msgpack.Ext:
-    array, _ = tensor.plain(value)
+    array, dtype = tensor.plain(value)
     if array.nbytes <= INLINE_LIMIT or transport is None:
-        return msgspec.msgpack.Ext(_INLINE, msgspec.msgpack.encode(_Inline(*tensor.to_bytes(value))))
+        return msgspec.msgpack.Ext(_INLINE, _encode(_Inline(dtype, array.shape, array.tobytes())))
     handles.append(transport.put(value))
-    return msgspec.msgpack.Ext(_BY_HANDLE, msgspec.msgpack.encode(len(handles) - 1))
+    return msgspec.msgpack.Ext(_BY_HANDLE, _encode(len(handles) - 1))
 
 
+_encode = msgspec.msgpack.Encoder().encode
 _encode_small = msgspec.msgpack.Encoder(enc_hook=_refuse).encode
 _probe = msgspec.msgpack.Encoder(enc_hook=lambda value: None).encode
 _ENCODING_ERRORS = (TypeError, ValueError, OverflowError, RecursionError)

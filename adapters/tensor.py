@@ -34,6 +34,7 @@ _TORCH_ONLY: dict[str, np.dtype[Any]] = {
     "float8_e5m2": np.dtype(np.uint8),
 }
 _STORAGE = _NATIVE | _TORCH_ONLY
+_NAMES = {kind: name for name, kind in _NATIVE.items()}  # dtype.name is slow
 
 
 class Plain(NamedTuple):
@@ -72,8 +73,8 @@ def _plain_numpy(array: Array) -> Plain:
         raise UnsupportedTensor("masked arrays can't be carried: their mask would be lost")
     if not array.dtype.isnative:
         raise UnsupportedTensor(f"dtype {array.dtype.str} has foreign byte order; convert it first")
-    name = array.dtype.name
-    if _NATIVE.get(name) != array.dtype:
+    name = _NAMES.get(array.dtype)
+    if name is None:
         raise UnsupportedTensor(f"dtype {array.dtype} can't be carried; allowed: {', '.join(_NATIVE)}")
     return _checked(array, name)
 
@@ -99,12 +100,6 @@ def _checked(array: Array, name: str) -> Plain:
     if array.ndim > MAX_DIMENSIONS:
         raise UnsupportedTensor(f"{array.ndim} dimensions can't be carried, only {MAX_DIMENSIONS}")
     return Plain(array, name)
-
-
-def to_bytes(tensor: object) -> tuple[str, tuple[int, ...], bytes]:
-    """A tensor as (dtype name, shape, C-contiguous bytes). Raises :class:`UnsupportedTensor`."""
-    array, name = plain(tensor)
-    return name, array.shape, array.tobytes()
 
 
 def storage(dtype: str, shape: Sequence[int], nbytes: int) -> np.dtype[Any]:
@@ -156,7 +151,7 @@ def _torch() -> Any:
 
 
 def from_bytes(dtype: str, shape: Sequence[int], data: bytes) -> Any:
-    """The inverse of :func:`to_bytes`; the result is read-only and keeps ``data``.
+    """A tensor from its C-contiguous bytes; it is read-only and keeps ``data``.
 
     Raises :class:`BadHandle` for a declaration that doesn't fit the bytes.
     """
