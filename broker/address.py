@@ -27,7 +27,7 @@ class Endpoints(NamedTuple):
 
 
 def run_dir() -> Path:
-    """The run folder: ``OMNI_RUN_DIR``, else ``omni-broker`` in ``XDG_RUNTIME_DIR``, else one in /tmp per user."""
+    """``OMNI_RUN_DIR``, else ``omni-broker`` in ``XDG_RUNTIME_DIR``, else a folder per user in /tmp."""
     if chosen := os.environ.get("OMNI_RUN_DIR"):
         return Path(chosen)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -48,7 +48,7 @@ def make_run_dir(path: Path) -> Path:
     if info.st_mode & 0o077:
         path.chmod(0o700)
     if len(os.fsencode(path)) > 80:
-        raise AddressError(f"{path} is too long for a socket's path (80 bytes); choose a shorter OMNI_RUN_DIR")
+        raise AddressError(f"{path} is too long for a socket's path; choose a shorter OMNI_RUN_DIR")
     return path
 
 

@@ -6,7 +6,7 @@ decoder. A connection is DEALER to ROUTER, its identity a fresh random id per pr
 and its first message names the protocol version.
 
     guardian  -> broker   Hello Beat Died Bye
-    engine    -> broker   Ready Credit Emit Finish Failed Checkpoint Release
+    engine    -> broker   Ready Credit Emit Finish Failed Checkpoint Release Bye
     client    -> broker   Connect Beat Submit Abort Release Inspect Bye
     broker    -> guardian Welcome Reject Who Beat Kill Drain
     broker    -> engine   Welcome Reject Who Assign Input Cancel Drain Free
@@ -81,7 +81,7 @@ class Hello(Message):
 
 
 class Beat(Message):
-    """Sent every ``beat_s`` by guardians (with their living engines) and clients; the broker echoes it."""
+    """Sent every ``beat_s`` by guardians (with their living engines), by clients, and back by the broker."""
 
     workers: list[Peer] = []
 
@@ -94,7 +94,7 @@ class Died(Message):
 
 
 class Bye(Message):
-    """The peer leaves on purpose: a client is done, or a guardian has drained."""
+    """The peer leaves on purpose. An engine finishes what it holds; the broker answers it with Drain."""
 
 
 # --- engine -> broker
@@ -190,7 +190,7 @@ class Kill(Message):
 
 
 class Drain(Message):
-    """Finish what you hold, take nothing new, leave."""
+    """Finish what you hold and leave: no task follows this message."""
 
 
 class Resume(msgspec.Struct, array_like=True):
@@ -333,9 +333,7 @@ class Report(Message):
     body: msgspec.Raw
 
 
-FromWorker = (
-    Hello | Beat | Died | Bye | Ready | Credit | Emit | Finish | Failed | Checkpoint | Release
-)
+FromWorker = Hello | Beat | Died | Bye | Ready | Credit | Emit | Finish | Failed | Checkpoint | Release
 ToWorker = Welcome | Reject | Who | Beat | Kill | Assign | Input | Cancel | Drain | Free
 FromClient = Connect | Beat | Submit | Abort | Release | Inspect | Bye
 ToClient = Connected | Reject | Who | Beat | Accepted | Refused | Output | Ended | Report | Free
@@ -345,4 +343,3 @@ decode_from_worker = msgspec.msgpack.Decoder(list[FromWorker]).decode
 decode_to_worker = msgspec.msgpack.Decoder(list[ToWorker]).decode
 decode_from_client = msgspec.msgpack.Decoder(list[FromClient]).decode
 decode_to_client = msgspec.msgpack.Decoder(list[ToClient]).decode
-

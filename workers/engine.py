@@ -85,7 +85,17 @@ class Stream:
 class Job:
     """One attempt of one task, as an engine sees it."""
 
-    __slots__ = ("attempt", "cancelled", "checkpoint", "inputs", "name", "params", "resume_state", "resumed", "seed")
+    __slots__ = (
+        "attempt",
+        "cancelled",
+        "checkpoint",
+        "inputs",
+        "name",
+        "params",
+        "resume_state",
+        "resumed",
+        "seed",
+    )
 
     def __init__(
         self,
@@ -120,7 +130,7 @@ class Job:
 
 
 class Engine(Protocol):
-    """What a worker process runs. Built with ``Engine(stage, device=...)``; imports its libraries in ``start``.
+    """What a worker process runs. Built with ``Engine(stage, device=...)``; loads its libraries in ``start``.
 
     ``resumes`` says what the engine does with ``job.resumed``. False: it starts anew, must repeat itself
     exactly (same inputs, same seed, same payloads), and the worker drops the payloads that are already out.

@@ -27,6 +27,7 @@ from broker.protocol import (
     Connected,
     Credit,
     Died,
+    Drain,
     Emit,
     Failed,
     Finish,
@@ -176,7 +177,6 @@ class Core:
             self._stranger(peer, m)
             return
         known.seen = now
-        self._send(peer, Beat())
 
     def _on_died(self, now: float, peer: Peer, m: Died) -> None:
         guardian = self.guardians.get(peer)
@@ -243,8 +243,10 @@ class Core:
         if m.version != VERSION:
             self._send(peer, Reject(_version_mismatch("client", m.version)))
             return
-        if peer not in self.clients:
-            self.clients[peer] = Client(peer, m.kind, m.arena, now)
+        client = self.clients.get(peer)
+        if client is None:
+            client = self.clients[peer] = Client(peer, m.kind, now)
+        client.arena = client.arena or m.arena  # a client can name its arena only when it knows our run
         pipelines = [p.spec for p in self.tasks.pipelines.values()]
         self._send(peer, Connected(VERSION, self.run, pipelines, self.settings.beat_s))
 
@@ -282,6 +284,7 @@ class Core:
         ) is not None:  # it drains: takes nothing new, finishes what it has
             worker.draining = True
             self.tasks.stop_feeding(worker)
+            self._send(peer, Drain())  # after this nothing more is under way to it
         elif (client := self.clients.get(peer)) is not None:
             self._client_gone(now, client)
         elif (guardian := self.guardians.get(peer)) is not None:
@@ -303,6 +306,8 @@ class Core:
                 logging.WARNING,
             )
             self._client_gone(now, client)
+        for peer in (*self.guardians, *self.clients):
+            self._send(peer, Beat())  # tells them that the broker lives, and the shell whether they do
         self.tasks.expire(now)
         for worker in self.workers.values():
             self._check_time_limits(now, worker)

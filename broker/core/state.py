@@ -167,10 +167,10 @@ class Client:
 
     __slots__ = ("arena", "kind", "peer", "requests", "seen")
 
-    def __init__(self, peer: Peer, kind: str, arena: str, now: float) -> None:
+    def __init__(self, peer: Peer, kind: str, now: float) -> None:
         self.peer = peer
         self.kind = kind
-        self.arena = arena
+        self.arena = ""
         self.seen = now
         self.requests: dict[int, Request] = {}  #: by the client's tag
 

@@ -1,0 +1,195 @@
+"""The broker process: two ROUTER sockets, one core.
+
+Each wake-up drains what waits on a socket, runs the core over it, and sends each peer one frame with all
+that is due to it. So batching grows with the load, and an idle broker answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import uvloop
+import zmq
+
+from adapters.sweep import unlink_owner
+from broker.address import Endpoints, endpoints, make_run_dir
+from broker.core.events import Event, Lost, Note, Reap, Received, Send, Tick
+from broker.core.machine import Core
+from broker.protocol import Message, Peer, decode_from_client, decode_from_worker, encode
+from broker.wire import MAX_FRAME, RETRY_S, Port
+from pipelines.graph import Pipeline
+
+log = logging.getLogger("broker")
+
+BACKLOG = 100_000  #: messages that may wait for one slow peer before it is given up
+
+
+class Server:
+    """Translates between sockets and the core."""
+
+    def __init__(self, pipelines: list[Pipeline], where: Endpoints) -> None:
+        self.malformed: Counter[str] = Counter()
+        self.core = Core(
+            pipelines,
+            run=secrets.token_hex(8),
+            entropy=secrets.randbits(64),
+            first_request=time.time_ns() // 1_000_000 << 12,  # numbers of an earlier run never come back
+        )
+        self._outbox: dict[Peer, list[Message]] = {}
+        self._warned: set[Peer] = set()
+        self._retry_due = False
+        self._ports: dict[int, Port] = {}
+        self._open(where.workers, b"gw")
+        self._open(where.clients, b"c")
+
+    def _open(self, endpoint: str, kinds: bytes) -> None:
+        """Binds one ROUTER for peers whose identity starts with one of ``kinds``."""
+        socket = zmq.Context.instance().socket(zmq.ROUTER)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(endpoint)
+        decode = decode_from_client if kinds == b"c" else decode_from_worker
+
+        def on_frames(frames: list[bytes]) -> None:
+            try:
+                peer, payload = frames
+                if peer[0] not in kinds:
+                    raise ValueError("the identity is not of a kind that speaks here")
+                messages = decode(payload)
+            except (ValueError, IndexError) as error:  # msgspec's errors are ValueErrors
+                self._drop(frames[0], error)
+                return
+            now = time.monotonic()
+            for message in messages:
+                self._handle(Received(now, peer, message))
+
+        port = Port(socket, on_frames, self._flush)
+        for kind in kinds:
+            self._ports[kind] = port
+
+    def _drop(self, peer: Peer, error: Exception) -> None:
+        """A malformed message costs its sender that message and nobody else anything."""
+        self.core.refused["malformed"] += 1
+        if peer not in self._warned and len(self._warned) < 10_000:
+            self._warned.add(peer)
+            log.warning("dropped a malformed message of peer %s: %s", peer.hex(), error)
+
+    def _handle(self, event: Event) -> None:
+        try:
+            instructions = self.core.handle(event)
+        except Exception:
+            log.exception("the core failed on %.500r", event)
+            self.core.refused["internal_error"] += 1
+            return
+        for instruction in instructions:
+            if type(instruction) is Send:
+                self._outbox.setdefault(instruction.peer, []).append(instruction.message)
+            elif type(instruction) is Note:
+                log.log(instruction.level, instruction.text)
+            elif type(instruction) is Reap:
+                unlink_owner(instruction.arena)
+
+    def _flush(self) -> None:
+        """Sends every peer what is due to it. Peers that turn out gone are the core's next events."""
+        while self._outbox:
+            gone: list[Peer] = []
+            full: dict[Peer, list[Message]] = {}
+            for peer, messages in self._outbox.items():
+                try:
+                    self._ports[peer[0]].socket.send_multipart((peer, encode(messages)), zmq.NOBLOCK)
+                except zmq.Again:
+                    if len(messages) > BACKLOG:
+                        gone.append(peer)
+                    else:
+                        full[peer] = messages
+                except zmq.ZMQError as error:
+                    if error.errno != zmq.EHOSTUNREACH:
+                        raise
+                    gone.append(peer)
+            self._outbox = {}
+            for peer in gone:
+                self._handle(Lost(time.monotonic(), peer))
+            if full:
+                for peer, messages in full.items():
+                    self._outbox[peer] = messages + self._outbox.get(peer, [])
+                self._retry_later()
+                return
+
+    def _retry_later(self) -> None:
+        if not self._retry_due:
+            self._retry_due = True
+            asyncio.get_running_loop().call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_due = False
+        self._flush()
+        self._poke()
+
+    def _poke(self) -> None:
+        for port in set(self._ports.values()):
+            port.poke()
+
+    async def run(self) -> None:
+        """Serves until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(self.core.settings.beat_s)
+                self._handle(Tick(time.monotonic()))
+                self._flush()
+                self._poke()
+        finally:
+            for port in set(self._ports.values()):
+                port.close()
+
+
+async def serve(pipelines: list[Pipeline], address: str | None) -> None:
+    """Binds the sockets and serves until SIGTERM or SIGINT."""
+    where = endpoints(address)
+    _clear(where)
+    server = Server(pipelines, where)
+    log.info("serving %s at %s", ", ".join(p.name for p in pipelines), where.workers)
+    task = asyncio.ensure_future(server.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        log.info("stopped")
+    finally:
+        _clear(where)
+
+
+def _clear(where: Endpoints) -> None:
+    """Removes socket files, a dead broker's or our own, and makes sure that their folder is closed to others."""
+    for endpoint in where:
+        if endpoint.startswith("ipc://"):
+            path = Path(endpoint.removeprefix("ipc://"))
+            make_run_dir(path.parent)
+            path.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """``python -P -m broker.server --pipelines FILE [--address ADDRESS]``, started by the supervisor."""
+    parser = argparse.ArgumentParser(prog="broker.server", description="The broker process.")
+    parser.add_argument("--pipelines", type=Path, required=True, help="JSON file with a list of pipelines")
+    parser.add_argument("--address", default=None, help="ipc:///folder or tcp://127.0.0.1:port")
+    parser.add_argument("--log-level", default="INFO")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=arguments.log_level.upper(), format="%(message)s")
+    pipelines = msgspec.json.decode(arguments.pipelines.read_bytes(), type=list[Pipeline])
+    uvloop.run(serve(pipelines, arguments.address))
+
+
+if __name__ == "__main__":
+    main()

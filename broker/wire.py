@@ -1,0 +1,155 @@
+"""ZeroMQ sockets on an asyncio loop: drain on wake-up, send what has gathered, never block.
+
+ZeroMQ's file descriptor is edge-triggered and covers both directions: after every read or write the socket's
+own EVENTS must be asked again, or a message waits for the next one to arrive
+(http://api.zeromq.org/master:zmq-getsockopt, ZMQ_FD).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from adapters.handle import BlockId
+from broker.protocol import Message, Peer, Release, encode
+
+READ_LIMIT = 256  #: frames per wake-up, so that timers and the other socket get their turn
+MAX_FRAME = 64 << 20  #: bytes; tensors travel out-of-band, so a larger frame is no honest one
+RETRY_S = 0.01  #: when a full pipe is tried again
+
+
+class Port:
+    """Reads a socket whenever it has something.
+
+    Args:
+        socket: Bound or connected; closed by :meth:`close`.
+        on_frames: Gets each multipart message.
+        on_drained: Called after each wake-up's reading.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_frames: Callable[[list[bytes]], None],
+        on_drained: Callable[[], None],
+    ) -> None:
+        self.socket = socket
+        self._on_frames = on_frames
+        self._on_drained = on_drained
+        self._loop = asyncio.get_running_loop()
+        self._fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
+        self._scheduled = False
+        self._loop.add_reader(self._fd, self._read)
+        self.poke()
+
+    def poke(self) -> None:
+        """Reads soon. To be called after sends outside of a wake-up: they may have swallowed the edge."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        self._scheduled = False
+        if self.socket.closed:
+            return
+        receive = self.socket.recv_multipart
+        for _ in range(READ_LIMIT):
+            try:
+                frames = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._on_frames(frames)
+        self._on_drained()
+        if self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            self.poke()
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Stops reading and closes the socket; unsent messages get ``linger_ms``."""
+        if not self.socket.closed:
+            self._loop.remove_reader(self._fd)
+            self.socket.close(linger=linger_ms)
+
+
+class Connection:
+    """A peer's DEALER connection to the broker: posted messages leave together at the end of the wake-up.
+
+    Args:
+        endpoint: Where the broker's ROUTER is.
+        peer: This process's identity, fresh (:func:`broker.protocol.new_peer`).
+        decode: One of the decoders of :mod:`broker.protocol`.
+        on_message: Gets each message.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        peer: Peer,
+        decode: Callable[[bytes], list[Any]],
+        on_message: Callable[[Any], None],
+    ) -> None:
+        self.peer = peer
+        self._decode = decode
+        self._on_message = on_message
+        self._outbox: list[Message] = []
+        self._released: deque[BlockId] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._flush_due = False
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, peer)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.connect(endpoint)
+        self._socket = socket
+        self._port = Port(socket, self._on_frames, self._flush)
+
+    def post(self, message: Message) -> None:
+        """Sends soon, in order. Never blocks; messages wait here while the broker is away."""
+        self._outbox.append(message)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush_and_poke)
+
+    def waits(self, message: Message) -> bool:
+        """Whether a message of this wake-up, or one that the broker can't take yet, may still be changed."""
+        return any(waiting is message for waiting in reversed(self._outbox))
+
+    def released(self, block: BlockId) -> None:
+        """Tells the broker that we look at this block no longer. From any thread."""
+        self._released.append(block)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._post_released)
+
+    def _post_released(self) -> None:
+        if self._released:
+            blocks = [self._released.popleft() for _ in range(len(self._released))]
+            self.post(Release(blocks))
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        for message in self._decode(frames[-1]):
+            self._on_message(message)
+
+    def _flush_and_poke(self) -> None:
+        self._flush_due = False
+        self._flush()
+        self._port.poke()
+
+    def _flush(self) -> None:
+        if not self._outbox or self._socket.closed:
+            return
+        try:
+            self._socket.send(encode(self._outbox), zmq.NOBLOCK)
+        except zmq.Again:
+            if not self._flush_due:
+                self._flush_due = True
+                self._loop.call_later(RETRY_S, self._flush_and_poke)
+            return
+        self._outbox = []
+
+    def close(self, linger_ms: int = 500) -> None:
+        """Sends what is left, then closes."""
+        self._flush()
+        self._port.close(linger_ms)
