@@ -1,0 +1,1 @@
+"""One benchmark a module, with ``main(argv)``; its docstring's first line is its entry in the list."""
