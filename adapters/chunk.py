@@ -12,13 +12,14 @@ torch's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
 from adapters import tensor
+from adapters.finite import find_nonfinite
 from adapters.handle import (
     AdapterError,
     ArenaFull,
@@ -28,9 +29,12 @@ from adapters.handle import (
     Handle,
     Transport,
 )
+from adapters.paths import ROOT, children, path_of
 
 if TYPE_CHECKING:
     from adapters.arena import SharedMemory
+
+__all__ = ["INLINE_LIMIT", "Chunk", "Payload", "body_fields", "find_nonfinite", "pack", "pack_wait", "unpack"]
 
 Payload = dict[str, Any]
 
@@ -91,7 +95,7 @@ def pack(payload: Payload, seq: int, transport: Transport | None, *, last: bool 
         try:
             return _extension(value, handles, transport)
         except AdapterError as error:
-            error.args = (f"{_path_of(value, payload)}: {error}",)
+            error.args = (f"{path_of(value, payload)}: {error}",)
             raise
 
     try:
@@ -102,7 +106,7 @@ def pack(payload: Payload, seq: int, transport: Transport | None, *, last: bool 
                 transport.free(handle.block)
         if isinstance(error, _Refused):
             kind = type(error.value).__name__
-            raise BadPayload(f"{_path_of(error.value, payload)}: {kind} can't travel") from None
+            raise BadPayload(f"{path_of(error.value, payload)}: {kind} can't travel") from None
         if isinstance(error, _ENCODING_ERRORS):
             raise BadPayload(f"{_blame(payload)}: {error}") from None
         raise
@@ -215,22 +219,7 @@ _decode_index = msgspec.msgpack.Decoder(int).decode
 # --- naming the field
 
 
-def children(value: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a dict, list or tuple, each with its step in a path: ``.name`` or ``[3]``."""
-    if isinstance(value, dict):
-        yield from ((f".{key}", child) for key, child in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((f"[{number}]", child) for number, child in enumerate(value))
-
-
-def _path_of(wanted: object, value: Any, path: str = "payload") -> str | None:
-    if value is wanted:
-        return path
-    found = (_path_of(wanted, child, path + step) for step, child in children(value))
-    return next(filter(None, found), None)
-
-
-def _blame(value: Any, path: str = "payload") -> str:
+def _blame(value: Any, path: str = ROOT) -> str:
     """The path of the deepest part that can't be encoded."""
     for step, child in children(value):
         try:

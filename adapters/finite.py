@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adapters import tensor
-from adapters.chunk import children
+from adapters.paths import ROOT, children
 
 
 def find_nonfinite(payload: dict[str, Any]) -> str | None:
@@ -17,7 +17,7 @@ def find_nonfinite(payload: dict[str, Any]) -> str | None:
 
     Complex tensors count too. Tensors that can't travel anyway are left to :func:`adapters.chunk.pack`.
     """
-    return _find(payload, "payload")
+    return _find(payload, ROOT)
 
 
 def _find(value: Any, path: str) -> str | None:

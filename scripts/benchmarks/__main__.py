@@ -13,12 +13,11 @@ _SUPPORT = {"__init__", "__main__", "common"}
 def benchmarks() -> dict[str, str]:
     """Name -> the first line of its docstring, without importing any."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    docs = {
-        file.stem: ast.get_docstring(ast.parse(file.read_text()))
-        for file in files
-        if file.stem not in _SUPPORT
-    }
-    return {name: (doc or "").partition("\n")[0] for name, doc in docs.items()}
+    return {file.stem: _first_line(file) for file in files if file.stem not in _SUPPORT}
+
+
+def _first_line(file: Path) -> str:
+    return (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
 
 
 def usage() -> str:

@@ -2,16 +2,15 @@
 
 For each size, medians over many rounds, after warm-up rounds, all in one run:
 
-put_get_ms    packing a payload with the tensor in one process (codec, allocation, the copy into shared memory)
-              plus unpacking the chunk in another (checks, mapping, view). The message between them isn't counted,
-              and the view isn't read.
-one_way_ms    from before packing until the other process holds the view, the chunk sent over a Unix socket.
+put_get_ms    packing a payload with the tensor in one process (codec, allocation, the copy into shared
+              memory) plus unpacking the chunk in another (checks, mapping, view). The message between them
+              isn't counted, and the view isn't read.
+one_way_ms    from before packing until the other process holds the view; the chunk goes over a Unix socket.
+memcpy_ms     copying the same bytes between two private buffers in the packing process, turn by turn with it.
+zmq_copy_ms   the bytes through a ZeroMQ PUSH/PULL pair over ipc, zero-copy flags on both sides, from before
+              the send until the other process holds the frame.
 read_ms       the other process reading every byte of the view once, and
 read_own_ms   the same over private memory of its own: what mapping costs a reader afterwards.
-memcpy_ms     copying the same bytes between two private buffers in the packing process, turn by turn with it.
-zmq_copy_ms   the bytes through a ZeroMQ PUSH/PULL pair over ipc, zero-copy flags on both sides, from before the
-              send until the other process holds the frame.
-hop_ms        through the broker and a worker and back, as one request.
 """
 
 from __future__ import annotations
@@ -80,31 +79,47 @@ def _measure(size: int, rounds: int, wire: socket.socket, push: zmq.Socket[bytes
     memcpy: list[float] = []
     put: list[float] = []
     one_way: list[float] = []
-    shm: list[Reply] = []
     zmq_copy: list[float] = []
+
+    def copy() -> None:
+        memcpy.append(timed(clock, lambda: np.copyto(target, source)))
+
+    def hand_over(arena: SharedMemory, *, read: bool) -> Reply:
+        start = clock()
+        chunk = pack({"frames": source}, 0, arena, last=read)
+        put.append(clock() - start)
+        wire.send(msgspec.msgpack.encode(chunk))
+        reply = msgspec.msgpack.decode(wire.recv(_MESSAGE), type=Reply)
+        one_way.append(reply.held - start)
+        for handle in chunk.handles:
+            arena.free(handle.block)
+        return reply
+
     with SharedMemory(RUN) as arena:
-        for _ in range(WARM_UP + rounds):
-            memcpy.append(timed(clock, lambda: np.copyto(target, source)))
-            start = clock()
-            chunk = pack({"frames": source}, 0, arena)
-            put.append(clock() - start)
-            wire.send(msgspec.msgpack.encode(chunk))
-            shm.append(msgspec.msgpack.decode(wire.recv(_MESSAGE), type=Reply))
-            one_way.append(shm[-1].held - start)
-            for handle in chunk.handles:
-                arena.free(handle.block)
+        replies: list[Reply] = []
+        for number in range(WARM_UP + rounds):
+            # By turns: whichever comes first finds the source less well cached.
+            if number % 2:
+                copy()
+            replies.append(hand_over(arena, read=False))
+            if not number % 2:
+                copy()
+        put, one_way = put[WARM_UP:], one_way[WARM_UP:]
+        put_get = median_ms(put) + median_ms(reply.get for reply in replies[WARM_UP:])
+        one_way_ms = median_ms(one_way)
+        replies = [hand_over(arena, read=True) for _ in range(WARM_UP + rounds)][WARM_UP:]
     for _ in range(WARM_UP + rounds):
         start = clock()
-        push.send(source, copy=False)
+        push.send(zmq.Frame(source), copy=False)
         zmq_copy.append(msgspec.msgpack.decode(wire.recv(_MESSAGE), type=Reply).held - start)
     return {
         "bytes": size,
-        "put_get_ms": median_ms(put[WARM_UP:]) + median_ms(reply.get for reply in shm[WARM_UP:]),
-        "one_way_ms": median_ms(one_way[WARM_UP:]),
+        "put_get_ms": put_get,
+        "one_way_ms": one_way_ms,
         "memcpy_ms": median_ms(memcpy[WARM_UP:]),
         "zmq_copy_ms": median_ms(zmq_copy[WARM_UP:]),
-        "read_ms": median_ms(reply.read for reply in shm[WARM_UP:]),
-        "read_own_ms": median_ms(reply.read_own for reply in shm[WARM_UP:]),
+        "read_ms": median_ms(reply.read for reply in replies),
+        "read_own_ms": median_ms(reply.read_own for reply in replies),
     }
 
 
@@ -136,7 +151,6 @@ def _peer(fd: int, endpoint: str) -> None:
         poller = zmq.Poller()
         poller.register(pull, zmq.POLLIN)
         poller.register(wire, zmq.POLLIN)
-        own = np.zeros(0, np.uint8)
         while True:
             ready = dict(poller.poll())
             if pull in ready:
@@ -151,15 +165,17 @@ def _peer(fd: int, endpoint: str) -> None:
                 start = clock()
                 view = unpack(chunk, arena, released.append)["frames"]
                 held = clock()
-                if own.size != view.size:
+                reply = Reply(held - start, held)
+                if chunk.last:
                     own = np.ones_like(view)
-                reply = Reply(
-                    held - start, held, timed(clock, lambda: _read(view)), timed(clock, lambda: _read(own))
-                )
+                    _read(own)  # now its pages are there, and cached as those of the view are
+                    reply = Reply(held - start, held, _read(view), _read(own))
                 del view
             wire.send(msgspec.msgpack.encode(reply))
         pull.close(0)
 
 
-def _read(array: np.ndarray[Any, Any]) -> int:
-    return int(array.view(np.uint64).max())
+def _read(array: np.ndarray[Any, Any]) -> float:
+    """Seconds to read every byte."""
+    words = array.view(np.uint64)
+    return timed(clock, words.max)
