@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 import zmq
 
-from adapters.sweep import unlink_owner
+from adapters.sweep import RunLock, sweep, unlink_owner
 from broker.address import Endpoints, endpoints, make_run_dir
 from broker.core.events import Event, Lost, Note, Reap, Received, Send, Tick
 from broker.core.machine import Core
@@ -156,7 +156,10 @@ async def serve(pipelines: list[Pipeline], address: str | None) -> None:
     """Binds the sockets and serves until SIGTERM or SIGINT."""
     where = endpoints(address)
     _clear(where)
+    for swept in sweep():
+        log.info("removed %s (%d bytes), left by a dead run", swept.name, swept.bytes)
     server = Server(pipelines, where)
+    lock = RunLock(server.core.run)
     log.info("serving %s at %s", ", ".join(p.name for p in pipelines), where.workers)
     task = asyncio.ensure_future(server.run())
     loop = asyncio.get_running_loop()
@@ -168,10 +171,12 @@ async def serve(pipelines: list[Pipeline], address: str | None) -> None:
         log.info("stopped")
     finally:
         _clear(where)
+        lock.close()
+        sweep()  # what workers left that ended before us
 
 
 def _clear(where: Endpoints) -> None:
-    """Removes socket files, a dead broker's or our own, and makes sure that their folder is closed to others."""
+    """Removes socket files, a dead broker's or our own; their folder is made, or closed to others."""
     for endpoint in where:
         if endpoint.startswith("ipc://"):
             path = Path(endpoint.removeprefix("ipc://"))

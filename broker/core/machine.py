@@ -7,6 +7,7 @@ lifetimes; :mod:`broker.core.tasks` has the requests and their tasks.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -136,6 +137,10 @@ class Core:
         pipeline = stage.pipeline.spec
         self._send(peer, Welcome(VERSION, self.run, pipeline, stage.name, self.settings.beat_s))
 
+    def _may_own(self, arena: str) -> bool:
+        """Whether this can be one producer's arena: a shorter prefix would claim other producers' blocks."""
+        return not arena or re.fullmatch(rf"omni-{self.run}-[0-9a-f]{{8,32}}-", arena) is not None
+
     def _find_stage(self, m: Hello) -> StageState | str:
         if m.version != VERSION:
             return _version_mismatch("worker", m.version)
@@ -155,7 +160,10 @@ class Core:
         if m.version != VERSION or guardian is None:
             self._stranger(peer, m)
             return
-        if peer in self.workers:
+        if not self._may_own(m.arena):
+            self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
+            return
+        if peer in self.workers or peer in guardian.dead:
             return
         stage = guardian.stage
         worker = Worker(peer, stage, guardian, now)
@@ -187,6 +195,8 @@ class Core:
         worker = guardian.workers.get(m.worker)
         if worker is not None:
             self._worker_gone(now, worker, m.cause)
+        else:
+            guardian.dead.append(m.worker)  # its Ready may still be under way on its own connection
 
     def _worker_gone(self, now: float, worker: Worker, cause: str) -> None:
         stage = worker.stage
@@ -242,6 +252,9 @@ class Core:
     def _on_connect(self, now: float, peer: Peer, m: Connect) -> None:
         if m.version != VERSION:
             self._send(peer, Reject(_version_mismatch("client", m.version)))
+            return
+        if not self._may_own(m.arena):
+            self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
             return
         client = self.clients.get(peer)
         if client is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum
 
 from msgspec import Raw
@@ -150,7 +151,7 @@ class Worker:
 class Guardian:
     """A guardian process: it stands for the workers it started."""
 
-    __slots__ = ("device", "host", "peer", "pid", "seen", "since", "stage", "workers")
+    __slots__ = ("dead", "device", "host", "peer", "pid", "seen", "since", "stage", "workers")
 
     def __init__(self, peer: Peer, stage: StageState, now: float) -> None:
         self.peer = peer
@@ -160,6 +161,7 @@ class Guardian:
         self.pid = 0
         self.device = ""
         self.workers: dict[Peer, Worker] = {}
+        self.dead: deque[Peer] = deque(maxlen=64)  #: engines whose death came before their Ready
 
 
 class Client:

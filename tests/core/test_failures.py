@@ -1,0 +1,340 @@
+"""What the core does when workers, items and clients fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.protocol import (
+    VERSION,
+    Beat,
+    Bye,
+    Cancel,
+    Checkpoint,
+    Connect,
+    Connected,
+    Credit,
+    Died,
+    Drain,
+    Emit,
+    Ended,
+    Error,
+    Failed,
+    Finish,
+    Free,
+    Hello,
+    Input,
+    Inspect,
+    Kill,
+    Message,
+    Output,
+    Ready,
+    Refused,
+    Reject,
+    Release,
+    Submit,
+    Who,
+)
+from tests.core.driver import RUN, Driver, arena, chunk, guard, handle, line
+
+
+def test_a_dead_workers_task_runs_again_and_no_chunk_is_repeated_or_missing() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("1", "a"), d.client()
+    d.submit(client)
+    (first,) = d.assigned(a)
+    d.emit(a, first, chunk(0))
+    d.emit(a, first, chunk(1))
+    d.die(a)
+    second = d.worker("2", "a")
+    (again,) = d.assigned(second)
+    assert (again.attempt, again.seed) == (2, first.seed)
+    assert again.resume is not None
+    assert again.resume.emitted == 2
+    d.emit(second, again, chunk(1))  # repeats one
+    d.emit(second, again, chunk(2, last=True))
+    assert [m.chunk.seq for m in d.take(client, Output)] == [0, 1, 2]
+    assert d.take(client, Ended)[0].timings[0].attempts == 2
+    d.assert_empty()
+
+
+def test_an_engine_that_resumes_gets_the_bodies_and_its_last_checkpoint() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("1", "a", resumes=True), d.client()
+    d.submit(client)
+    (task,) = d.assigned(a)
+    d.emit(a, task, chunk(0, body="x"))
+    d.say(a, Checkpoint(task.request, task.stage, 1, chunk(1, body="old", handles=[handle(a, 64)])))
+    d.say(a, Checkpoint(task.request, task.stage, 1, chunk(1, body="new", handles=[handle(a, 128)])))
+    assert [b.offset for m in d.take(a, Free) for b in m.blocks] == [64]
+    d.die(a)
+    b = d.worker("2", "a", resumes=True)
+    (again,) = d.assigned(b)
+    assert again.resume is not None
+    assert [bytes(body) for body in again.resume.bodies] == [b"\xa1x"]
+    assert again.resume.checkpoint is not None
+    assert bytes(again.resume.checkpoint.body) == b"\xa3new"
+    d.finish(b, again)
+    d.say(b, Release([handle(a, 128).block]))
+    assert arena(a) in d.reaped
+    d.assert_empty()
+
+
+def test_a_consumer_that_runs_again_gets_all_its_inputs_again() -> None:
+    d = Driver(line("a", "b"))
+    a, b, client = d.worker("a", "a"), d.worker("b", "b"), d.client()
+    d.submit(client)
+    (task,) = d.assigned(a)
+    d.emit(a, task, chunk(0, handles=[handle(a, 0)]))
+    (consumer,) = d.assigned(b)
+    d.emit(a, task, chunk(1))
+    assert len(d.take(b, Input)) == 1
+    d.die(b)
+    other = d.worker("b2", "b")
+    (again,) = d.assigned(other)
+    assert [c.seq for c in again.inputs[0].chunks] == [0, 1]
+    assert not d.take(a, Free)
+    d.emit(a, task, chunk(2, last=True))
+    assert len(d.take(other, Input)) == 1
+    d.finish(other, again)
+    assert not d.take(a, Free), "the consumer still looks at it"
+    d.say(other, Release([handle(a, 0).block]))
+    assert len(d.take(a, Free)) == 1
+    assert consumer.attempt == 1
+    d.assert_empty()
+
+
+def test_what_a_poisonous_item_ran_with_succeeds_and_it_fails_alone() -> None:
+    d = Driver(line("a"))
+    client = d.client()
+    worker = d.worker("0", "a", capacity=4)
+    for tag in range(4):
+        d.submit(client, tag)
+    poison = d.assigned(worker)[2].request
+    for life in range(1, 20):
+        d.die(worker)
+        worker = d.worker(str(life), "a", capacity=4)
+        while tasks := d.assigned(worker):
+            assert len(tasks) == 1, "after a death tasks run alone"
+            if tasks[0].request == poison:
+                break
+            d.emit(worker, tasks[0], chunk(0, last=True))
+        else:
+            break
+    ended = {m.tag: m for m in d.take(client, Ended)}
+    assert {tag: m.status for tag, m in ended.items()} == {0: "done", 1: "done", 2: "failed", 3: "done"}
+    error = ended[2].error
+    assert error is not None
+    assert (error.type, error.stage, error.attempts) == ("worker_died", "a", 3)
+    assert "SIGKILL" in error.message
+    d.submit(client, 9)
+    d.submit(client, 10)
+    assert len(d.assigned(worker)) == 2, "and the worker takes several at once again"
+
+
+def test_an_item_that_raises_is_tried_as_often_as_the_stage_says() -> None:
+    d = Driver(line("a", retry={"attempts": 2}))
+    a, client = d.worker("a", "a"), d.client()
+    d.submit(client)
+    for attempt in (1, 2):
+        (task,) = d.assigned(a)
+        assert task.attempt == attempt
+        d.fail(a, task, error=Error("stage_failed", "boom"))
+    error = d.take(client, Ended)[0].error
+    assert error is not None
+    assert (error.message, error.stage, error.attempts) == ("boom", "a", 2)
+    d.assert_empty()
+
+
+def test_the_callers_own_fault_is_not_tried_again() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("a", "a"), d.client()
+    d.submit(client)
+    d.fail(a, d.assigned(a)[0], error=Error("invalid_request_error", "too long", 400))
+    assert not d.assigned(a)
+    assert d.take(client, Ended)[0].error.status == 400  # type: ignore[union-attr]
+
+
+def test_a_worker_that_drains_finishes_takes_nothing_new_and_is_not_blamed() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("a", "a", capacity=2), d.client()
+    d.submit(client, 1)
+    d.submit(client, 2)
+    one, two = d.assigned(a)
+    d.say(a, Bye())
+    assert len(d.take(a, Drain)) == 1
+    d.submit(client, 3)
+    d.emit(a, one, chunk(0, last=True))
+    assert not d.assigned(a)
+    d.fail(a, two, "drained")
+    d.die(a, "exit code 0")
+    b = d.worker("b", "a", capacity=4)
+    assert sorted(t.attempt for t in d.assigned(b)) == [1, 2]
+    assert len(d.core.workers) == 1
+
+
+def test_a_hung_attempt_is_killed_at_its_time_limit_and_only_it_is_blamed() -> None:
+    d = Driver(line("a", retry={"timeout_s": 5, "attempts": 1}))
+    a, client = d.worker("a", "a", capacity=2), d.client()
+    d.submit(client, 1)
+    d.tick(3.0)
+    d.submit(client, 2)
+    d.say(guard(a), Beat())
+    d.say(client, Beat())
+    d.tick(3.0)
+    (kill,) = d.take(guard(a), Kill)
+    assert kill.worker == a
+    d.tick(0.5)
+    assert not d.take(guard(a), Kill), "it is told once"
+    d.die(a, kill.cause)
+    ended = d.take(client, Ended)
+    assert [(m.tag, m.status) for m in ended] == [(1, "failed")]
+    assert ended[0].error.status == 504  # type: ignore[union-attr]
+    (task,) = d.assigned(d.worker("b", "a", capacity=2))
+    assert task.attempt == 2
+
+
+def test_a_worker_that_ignores_a_cancel_is_killed() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("a", "a"), d.client()
+    d.submit(client)
+    d.lose(client)
+    assert d.take(a, Cancel)
+    for _ in range(12):
+        d.tick(1.0)
+        d.say(guard(a), Beat())
+    assert len(d.take(guard(a), Kill)) == 1
+
+
+@pytest.mark.parametrize("how", ["silent", "lost", "bye"])
+def test_a_guardian_that_is_gone_takes_its_worker_with_it(how: str) -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("a", "a"), d.client()
+    d.submit(client)
+    assert d.assigned(a)
+    if how == "silent":
+        for _ in range(8):
+            d.tick(1.0)
+            d.say(client, Beat())
+    elif how == "lost":
+        d.lose(guard(a))
+    else:
+        d.say(guard(a), Bye())
+    assert not d.core.workers
+    assert d.assigned(d.worker("b", "a"))[0].attempt == 2
+
+
+def test_late_words_of_a_worker_given_up_have_no_effect() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("a", "a"), d.client()
+    d.submit(client)
+    (task,) = d.assigned(a)
+    d.die(a)
+    d.emit(a, task, chunk(0, last=True))
+    assert d.take(a, Who)
+    assert not d.take(client, Output)
+    b = d.worker("b", "a")
+    (again,) = d.assigned(b)
+    d.emit(b, task, chunk(0))  # an old attempt's number from the new worker
+    assert not d.take(client, Output)
+    d.emit(b, again, chunk(0, last=True))
+    assert len(d.take(client, Output)) == 1
+
+
+def test_a_client_that_is_gone_leaves_no_request_and_no_block() -> None:
+    d = Driver(line("a", "b"))
+    a, b, client = d.worker("a", "a"), d.worker("b", "b"), d.client()
+    d.submit(client, given={"request": [chunk(0, last=True, handles=[handle(client, 0)])]})
+    (task,) = d.assigned(a)
+    d.emit(a, task, chunk(0, handles=[handle(a, 0)]))
+    (consumer,) = d.assigned(b)
+    d.lose(client)
+    d.fail(a, task, "cancelled")
+    d.fail(b, consumer, "cancelled")
+    d.say(a, Release([handle(client, 0).block]))
+    d.say(b, Release([handle(a, 0).block]))
+    assert len(d.take(a, Free)) == 1
+    assert d.reaped == [arena(client)]
+    d.assert_empty()
+
+
+def test_a_chunk_that_skips_a_number_is_an_attempt_lost() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("a", "a"), d.client()
+    d.submit(client)
+    (task,) = d.assigned(a)
+    d.emit(a, task, chunk(3, handles=[handle(a, 0)]))
+    assert len(d.take(a, Free)) == 1
+    assert d.take(a, Cancel)
+    assert not d.take(client, Output)
+    assert d.assigned(d.worker("b", "a"))[0].attempt == 2
+
+
+def test_a_handle_into_somebody_elses_arena_is_refused() -> None:
+    d = Driver(line("a", "b", retry={"attempts": 1}))
+    a, b, client = d.worker("a", "a"), d.worker("b", "b"), d.client()
+    d.submit(client, 1)
+    (task,) = d.assigned(a)
+    d.emit(a, task, chunk(0, handles=[handle(b, 0)]))
+    assert "arena" in d.take(client, Ended)[0].error.message  # type: ignore[union-attr]
+    d.submit(client, 2, given={"request": [chunk(0, last=True, handles=[handle(a, 0)])]})
+    assert d.take(client, Refused)[0].error.status == 400
+    assert not d.take(b, Free)
+    assert not d.take(a, Free)
+
+
+def test_one_block_named_twice_is_refused() -> None:
+    d = Driver(line("a", retry={"attempts": 1}))
+    a, client = d.worker("a", "a", capacity=2), d.client()
+    d.submit(client, 1)
+    d.submit(client, 2)
+    one, two = d.assigned(a)
+    d.emit(a, one, chunk(0, handles=[handle(a, 0)]))
+    d.emit(a, two, chunk(0, handles=[handle(a, 0)]))
+    assert d.take(client, Ended)[0].tag == 2
+
+
+def test_an_arena_name_that_covers_others_is_refused() -> None:
+    d = Driver(line("a"))
+    d.say(b"g1", Hello(VERSION, "", "a", "host", 1))
+    for name in (f"omni-{RUN}-", "omni-", "/etc/", f"omni-{RUN}-../x-"):
+        d.say(b"w1", Ready(VERSION, b"g1", 1, 1, name))
+        d.say(b"c1", Connect(VERSION, "api", name))
+        assert d.take(b"w1", Reject)
+        assert d.take(b"c1", Reject)
+        assert not d.take(b"c1", Connected)
+    assert not d.core.workers
+
+
+def test_releases_that_come_twice_or_from_strangers_free_nothing_twice() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("a", "a"), d.client()
+    d.submit(client)
+    (task,) = d.assigned(a)
+    d.emit(a, task, chunk(0, last=True, handles=[handle(a, 0)]))
+    block = handle(a, 0).block
+    d.say(b"cstranger", Release([block]))
+    assert not d.take(a, Free)
+    d.say(client, Release([block, block]))
+    d.say(client, Release([block]))
+    assert len(d.take(a, Free)) == 1
+    d.assert_empty()
+
+
+def test_strangers_are_asked_who_they_are() -> None:
+    d = Driver(line("a"))
+    messages: list[Message] = [
+        Beat(), Credit(1), Died(b"w", "x"), Failed(1, 0, 1, "item"), Finish(1, 0, 1),
+        Emit(1, 0, 1, chunk(0)), Inspect(1, "status"), Submit(1, "line", ["out"], {}),
+    ]  # fmt: skip
+    for message in messages:
+        d.say(b"xstranger", message)
+        assert d.take(b"xstranger", Who), message
+    d.assert_empty()
+
+
+def test_a_ready_that_is_overtaken_by_its_engines_death_makes_no_worker() -> None:
+    d = Driver(line("a"))
+    d.say(b"g1", Hello(VERSION, "", "a", "host", 1))
+    d.say(b"g1", Died(b"w1", "signal SIGKILL"))
+    d.say(b"w1", Ready(VERSION, b"g1", 1, 1, arena(b"w1")))
+    assert not d.core.workers
