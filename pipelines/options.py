@@ -1,0 +1,102 @@
+"""The built-in engines: where each one's code is, and the settings it takes under ``options:``.
+
+The settings live here, and not beside the engines, so that a misspelt one is refused when the pipeline is
+loaded, by a process that imports no engine. Options that belong to no single engine (batch sizes, devices,
+threads, retries) are fields of :class:`pipelines.graph.Stage`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from pipelines.graph import Stage
+
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+Factor = Annotated[float, Meta(gt=0, le=100)]
+Seconds = Annotated[float, Meta(ge=0, le=3600)]
+Hertz = Annotated[int, Meta(ge=1000, le=192_000)]
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all engines' settings."""
+
+
+class VllmOptions(Options, frozen=True):
+    """Engine ``vllm``. Names are vLLM's own where vLLM has the setting."""
+
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  #: auto: float32 on a CPU
+    max_model_len: Annotated[int, Meta(ge=16)] | None = None  #: tokens, prompt and answer; None: the model's
+    max_num_batched_tokens: Annotated[int, Meta(ge=16)] | None = None  #: of one step; None: vLLM's choice
+    gpu_memory_utilization: Fraction = 0.9  #: share of a GPU's memory; no effect on a CPU
+    kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0  #: size of the KV cache on a CPU; no effect on a GPU
+    quantization: str | None = None
+    attention_backend: str | None = None
+    enforce_eager: bool = False  #: no graph capture or compilation: faster start, slower steps
+    enable_prefix_caching: bool = True
+    trust_remote_code: bool = False
+    system_prompt: str | None = None  #: put before conversations that bring none of their own
+    max_tokens: Annotated[int, Meta(ge=1)] = 512  #: of an answer whose request names no limit
+    engine_args: dict[str, Any] = {}  #: any other argument of vLLM's AsyncEngineArgs, by its name
+
+
+class VitsAcousticOptions(Options, frozen=True):
+    """Engine ``vits-acoustic``: text to latent frames. None: what the voice itself was made with."""
+
+    noise_scale: Annotated[float, Meta(ge=0, le=2)] | None = None  #: variation of the sound
+    noise_w: Annotated[float, Meta(ge=0, le=2)] | None = None  #: variation of the phonemes' lengths
+    length_scale: Factor | None = None  #: 2.0 speaks half as fast; a request's `speed` divides it
+
+
+class VitsDecoderOptions(Options, frozen=True):
+    """Engine ``vits-decoder``: latent frames to a waveform. It has no settings."""
+
+
+class WhisperOptions(Options, frozen=True):
+    """Engine ``whisper``: speech to text with faster-whisper."""
+
+    compute_type: str = "int8"  #: CTranslate2's: "int8", "float16", "float32", ...
+    language: str | None = None  #: ISO code; None: detected for each clip
+    beam_size: Annotated[int, Meta(ge=1, le=32)] = 5
+
+
+class FunctionOptions(Options, frozen=True):
+    """Engine ``function``: small functions without a model, for trying things out and for tests."""
+
+    op: Literal["pass", "say", "tone", "picture", "sum"] = "pass"
+    delay_s: Seconds = 0.0  #: pause before each payload
+    sample_rate: Hertz = 24_000  #: of `tone`
+    frequency_hz: Annotated[float, Meta(gt=0, le=20_000)] = 440.0  #: of `tone`
+    word_s: Annotated[float, Meta(gt=0, le=10)] = 0.2  #: length of `tone` for one word
+    size: Annotated[int, Meta(ge=1, le=1024)] = 64  #: edge of `picture`, pixels
+
+
+class EngineInfo(NamedTuple):
+    """A built-in engine: "module:Class", its settings, and whether a stage must name a model."""
+
+    implementation: str
+    options: type[Options]
+    model: bool
+
+
+#: Every built-in engine by the name that a stage gives.
+ENGINES: dict[str, EngineInfo] = {
+    "vllm": EngineInfo("workers.engines.vllm:VllmEngine", VllmOptions, model=True),
+    "vits-acoustic": EngineInfo(
+        "workers.engines.vits_acoustic:VitsAcousticEngine", VitsAcousticOptions, model=True
+    ),
+    "vits-decoder": EngineInfo(
+        "workers.engines.vits_decoder:VitsDecoderEngine", VitsDecoderOptions, model=True
+    ),
+    "whisper": EngineInfo("workers.engines.whisper:WhisperEngine", WhisperOptions, model=True),
+    "function": EngineInfo("workers.engines.function:FunctionEngine", FunctionOptions, model=False),
+}
+
+T = TypeVar("T", bound=Options)
+
+
+def options_of(stage: Stage, kind: type[T]) -> T:
+    """A stage's ``options`` as its engine's struct. Raises ``msgspec.ValidationError`` naming a bad key."""
+    return msgspec.convert(stage.options, kind)
