@@ -98,7 +98,11 @@ class SharedMemory:
         array, dtype = codec.plain(tensor)
         segment, offset, generation = self._take(array.nbytes)
         block = BlockId(segment.path.name, offset, generation)
-        np.copyto(np.ndarray(array.shape, array.dtype, segment.memory, offset), array)
+        try:
+            place = np.ndarray(array.shape, array.dtype, segment.memory, offset)
+        except ValueError:  # the mapping was closed under us
+            raise AdapterError("the arena is closed") from None
+        np.copyto(place, array)
         return Handle(self.name, block, array.nbytes, dtype, array.shape)
 
     def get(self, handle: Handle, released: Callable[[BlockId], None]) -> Any:

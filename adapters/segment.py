@@ -110,6 +110,8 @@ class Segment:
         if not self._blocks:
             with contextlib.suppress(OSError):  # not every file system can punch holes
                 self.memory.madvise(mmap.MADV_REMOVE)
+        with contextlib.suppress(BufferError):  # a put of another thread; the mapping goes with its end
+            self.memory.close()
         self.unlock()
 
     def unlink(self) -> None:
