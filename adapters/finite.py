@@ -11,31 +11,48 @@ import numpy as np
 from adapters import tensor
 from adapters.paths import ROOT, children
 
+_HARMLESS = frozenset({str, int, bool, bytes, type(None)})
+
 
 def find_nonfinite(payload: dict[str, Any]) -> str | None:
     """The path of the first float, or float tensor, that holds NaN or infinity; None when all is well.
 
     Complex tensors count too. Tensors that can't travel anyway are left to :func:`adapters.chunk.pack`.
     """
-    return _find(payload, ROOT)
+    return _find(payload, ROOT) if _bad(payload) else None
 
 
-def _find(value: Any, path: str) -> str | None:
-    if isinstance(value, str | int | bytes) or value is None:
-        return None
-    if isinstance(value, float | np.floating):
-        return None if math.isfinite(value) else path
-    if tensor.is_tensor(value):
-        return None if _finite(value) else path
+def _find(value: Any, path: str) -> str:
     for step, child in children(value):
-        if (found := _find(child, path + step)) is not None:
-            return found
-    return None
+        if _bad(child):
+            return _find(child, path + step)
+    return path
 
 
-def _finite(value: Any) -> bool:
+def _bad(value: Any) -> bool:
+    """Whether there is anything non-finite in a value. Builds no paths: nearly always there is not."""
+    kind = type(value)
+    if kind in _HARMLESS:
+        return False
+    if kind is dict:
+        value = value.values()
+    elif kind is not list and kind is not tuple:
+        return _bad_leaf(value)
+    for child in value:  # not any(...): this runs for every chunk, mostly over a few short strings
+        if type(child) not in _HARMLESS and _bad(child):
+            return True
+    return False
+
+
+def _bad_leaf(value: Any) -> bool:
+    if isinstance(value, float | np.floating):
+        return not math.isfinite(value)
     if isinstance(value, np.ndarray):
-        return _finite_array(value)
+        return not _finite_array(value)
+    return tensor.is_tensor(value) and not _finite_torch(value)
+
+
+def _finite_torch(value: Any) -> bool:
     torch = sys.modules["torch"]
     if not value.is_floating_point() and not value.is_complex():
         return True

@@ -74,7 +74,9 @@ class Transport(Protocol):
         """Returns a read-only zero-copy NumPy array (torch tensor for dtypes NumPy lacks).
 
         ``released`` is called exactly once, from any thread, when the last view of it is gone; until then
-        the reader holds the block. Raises :class:`BadHandle`; then ``released`` is not called.
+        the reader holds the block. It may run in the middle of anything (views die in garbage collections
+        too), so it should take a note and leave; in particular it must not call :meth:`free`.
+        Raises :class:`BadHandle`; then ``released`` is not called.
         """
         ...
 

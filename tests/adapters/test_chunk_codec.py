@@ -227,7 +227,7 @@ def test_unused_and_bad_handles_are_released(arena: SharedMemory, released: list
     assert released == [used.block]
 
 
-def test_packing_and_unpacking_on_many_threads(arena: SharedMemory) -> None:
+def test_packing_and_unpacking_on_many_threads(arena: SharedMemory, released: list[BlockId]) -> None:
     errors: list[Exception] = []
 
     def work(number: int) -> None:
@@ -235,10 +235,14 @@ def test_packing_and_unpacking_on_many_threads(arena: SharedMemory) -> None:
             for step in range(100):
                 sent = {"n": number, "big": BIG + number, "small": np.full(3, step)}
                 chunk = over_the_wire(pack(sent, step, arena))
-                got = unpack(chunk, arena, arena.free)
+                got = unpack(chunk, arena, released.append)
                 assert got["n"] == number
                 assert (got["big"] == BIG + number).all()
                 assert (got["small"] == step).all()
+                del got
+                for handle in chunk.handles:
+                    assert released.count(handle.block) == 1
+                    arena.free(handle.block)
         except Exception as error:
             errors.append(error)
 
