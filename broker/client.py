@@ -48,7 +48,7 @@ from pipelines.graph import Pipeline
 SILENCE_S = 6.0  #: without a beat of the broker for so long, it is taken for dead
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
+_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class BrokerError(Exception):

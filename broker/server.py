@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import secrets
 import signal
@@ -52,7 +53,7 @@ class Server:
 
     def _open(self, endpoint: str, kinds: bytes) -> None:
         """Binds one ROUTER for peers whose identity starts with one of ``kinds``."""
-        socket = zmq.Context.instance().socket(zmq.ROUTER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
@@ -192,6 +193,10 @@ def main() -> None:
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level.upper(), format="%(message)s")
+    gc.freeze()
+    gc.set_threshold(
+        50_000, 20, 100
+    )  # the core's objects are freed by their counts; scanning them is for nothing
     pipelines = msgspec.json.decode(arguments.pipelines.read_bytes(), type=list[Pipeline])
     uvloop.run(serve(pipelines, arguments.address))
 

@@ -41,7 +41,7 @@ class Port:
         self._on_frames = on_frames
         self._on_drained = on_drained
         self._loop = asyncio.get_running_loop()
-        self._fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
+        self._fd = int(socket.getsockopt(zmq.FD))
         self._scheduled = False
         self._loop.add_reader(self._fd, self._read)
         self.poke()
@@ -64,7 +64,7 @@ class Port:
                 break
             self._on_frames(frames)
         self._on_drained()
-        if self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+        if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.poke()
 
     def close(self, linger_ms: int = 0) -> None:
@@ -98,7 +98,7 @@ class Connection:
         self._released: deque[BlockId] = deque()
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, peer)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

@@ -16,7 +16,8 @@ import msgspec
 
 from broker.core import report
 from broker.core.events import Event, Instruction, Lost, Note, Received, Send, Tick
-from broker.core.state import Client, Guardian, StageState, TaskState, Worker
+from broker.core.lifecycle import TaskState
+from broker.core.state import Client, Guardian, StageState, Worker
 from broker.core.tasks import Tasks
 from broker.protocol import (
     VERSION,
@@ -332,7 +333,7 @@ class Core:
                 continue
             if task.state is TaskState.CANCELLING:
                 late, cause = (
-                    now - task.ended > self.settings.cancel_grace_s,
+                    now - task.stopped > self.settings.cancel_grace_s,
                     "killed: it did not stop a cancelled task",
                 )
             else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from broker.core.state import StageState, TaskState, Worker
+from broker.core.lifecycle import TaskState
+from broker.core.state import StageState, Worker
 from broker.core.stats import BUCKETS, Histogram
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ def _status(core: Core, now: float) -> dict[str, Any]:
         "pipelines": {
             pipeline.name: {
                 "unfinished": pipeline.unfinished,
-                "stages": {stage.name: _stage(core, stage, now) for stage in pipeline.stages},
+                "stages": {stage.name: _stage(stage, now) for stage in pipeline.stages},
             }
             for pipeline in tasks.pipelines.values()
         },
         "tables": {
             "requests": len(tasks.requests),
-            "queued": sum(s.length for s in tasks.schedulers.values()),
+            "queued": sum(stage.scheduler.length for p in tasks.pipelines.values() for stage in p.stages),
             "running": sum(len(w.tasks) for w in core.workers.values()),
             "blocks": len(tasks.blocks),
             "block_bytes": tasks.blocks.nbytes,
@@ -54,15 +55,15 @@ def _status(core: Core, now: float) -> dict[str, Any]:
     }
 
 
-def _stage(core: Core, stage: StageState, now: float) -> dict[str, Any]:
-    stats = core.tasks.stats[stage]
+def _stage(stage: StageState, now: float) -> dict[str, Any]:
+    stats = stage.stats
     return {
         "engine": stage.spec.engine,
-        "queued": core.tasks.schedulers[stage].length,
+        "queued": stage.scheduler.length,
         "running": stage.running,
         "workers": [_worker(worker, now) for worker in stage.workers.values()],
         "starting": sum(not guardian.workers for guardian in stage.guardians.values()),
-        "tasks": dict(stats.tasks),
+        "tasks": stats.counts(),
         "chunks": stats.chunks,
     }
 
@@ -87,22 +88,22 @@ def _metrics(core: Core, now: float) -> dict[str, Any]:
     return {
         "requests": [[name, status, n] for (name, status), n in tasks.ended.items()],
         "unfinished": [[p.name, p.unfinished] for p in tasks.pipelines.values()],
-        "stages": [_stage_metrics(core, stage) for stage in tasks.stats],
+        "stages": [_stage_metrics(stage) for p in tasks.pipelines.values() for stage in p.stages],
         "block_bytes": tasks.blocks.nbytes,
         "refused": dict(core.refused),
         "buckets_s": BUCKETS,
     }
 
 
-def _stage_metrics(core: Core, stage: StageState) -> dict[str, Any]:
-    stats = core.tasks.stats[stage]
+def _stage_metrics(stage: StageState) -> dict[str, Any]:
+    stats = stage.stats
     return {
         "pipeline": stage.pipeline.name,
         "stage": stage.name,
-        "queued": core.tasks.schedulers[stage].length,
+        "queued": stage.scheduler.length,
         "running": stage.running,
         "workers": len(stage.workers),
-        "tasks": dict(stats.tasks),
+        "tasks": stats.counts(),
         "chunks": stats.chunks,
         "wait": _histogram(stats.wait),
         "service": _histogram(stats.service),

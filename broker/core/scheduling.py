@@ -14,10 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
+from typing import TYPE_CHECKING
 
-from broker.core.state import Task, TaskState, Worker
+from broker.core.lifecycle import TaskState
 
-Assign = Callable[[Task, Worker], None]
+if TYPE_CHECKING:
+    from broker.core.state import Task, Worker
+
+    Assign = Callable[[Task, Worker], None]
 
 
 class Scheduler:
@@ -34,6 +38,18 @@ class Scheduler:
         self._virtual = 0.0
         self._arrivals = 0
         self.length = 0  #: queued tasks; entries of tasks that left meanwhile are skipped when met
+
+    def place(self, task: Task, assign: Assign) -> None:
+        """Hands a task to a worker at once if one waits and nobody else does; else queues it."""
+        if self._idle and not self.length and not task.solo:
+            worker = self._idle.popleft()
+            worker.credit -= 1
+            assign(task, worker)
+            if worker.credit > 0:
+                self._idle.append(worker)
+        else:
+            self.push(task)
+            self.dispatch(assign)
 
     def push(self, task: Task) -> None:
         """Queues a task. A task that is tried again keeps its request's deadline and priority."""
@@ -76,7 +92,7 @@ class Scheduler:
         """Hands tasks to workers until one of the two runs out."""
         if self._solo or self._reserved is not None:
             self._dispatch_solo(assign)
-        while self._idle and (task := self._pop()) is not None:
+        while self._heap and self._idle and (task := self._pop()) is not None:
             worker = self._idle.popleft()
             self._give(task, worker, assign)
             if worker.credit > 0:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-
-import msgspec
 
 #: Upper bounds in seconds, fine enough for hops of 0.1 ms and for videos of ten minutes.
 BUCKETS = (
@@ -44,15 +41,33 @@ class Histogram:
         self.total += seconds
 
 
-class StageStats(msgspec.Struct):
-    """One stage's figures since the broker's start."""
+class StageStats:
+    """One stage's figures since the broker's start. Every attempt ends in one of the ways counted here."""
 
-    wait: Histogram  #: from queued to assigned
-    service: Histogram  #: from assigned to ended
-    tasks: Counter[str]  #: by how they ended: done, failed, cancelled; and attempts, redelivered, deaths
-    chunks: int = 0
+    __slots__ = (
+        "attempts",
+        "cancelled",
+        "chunks",
+        "deaths",
+        "done",
+        "failed",
+        "redelivered",
+        "service",
+        "wait",
+    )
 
+    def __init__(self) -> None:
+        self.wait = Histogram()  #: from queued to assigned
+        self.service = Histogram()  #: from assigned to done
+        self.attempts = 0
+        self.done = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.redelivered = 0
+        self.deaths = 0  #: attempts that ended with their worker
+        self.chunks = 0
 
-def new_stage_stats() -> StageStats:
-    """Empty figures."""
-    return StageStats(Histogram(), Histogram(), Counter())
+    def counts(self) -> dict[str, int]:
+        """How often things happened to tasks, by name."""
+        names = ("attempts", "done", "failed", "cancelled", "redelivered", "deaths")
+        return {name: getattr(self, name) for name in names}

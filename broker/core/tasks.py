@@ -15,20 +15,17 @@ from adapters.chunk import Chunk
 from adapters.handle import Handle
 from broker.core.blocks import Blocks
 from broker.core.events import Instruction, Note, Send
+from broker.core.lifecycle import TaskState
 from broker.core.routes import BadRequest
-from broker.core.scheduling import Scheduler
 from broker.core.state import (
     Client,
     Feed,
     PipelineState,
     Request,
-    StageState,
     Task,
-    TaskState,
     Worker,
     failure,
 )
-from broker.core.stats import StageStats, new_stage_stats
 from broker.protocol import (
     Accepted,
     Assign,
@@ -45,7 +42,6 @@ from broker.protocol import (
     Refused,
     Resume,
     Submit,
-    Timing,
 )
 from pipelines.graph import Pipeline
 
@@ -68,9 +64,6 @@ class Tasks:
         self._next = first_request
         self._refused = refused
         self._now = 0.0
-        stages = [stage for p in self.pipelines.values() for stage in p.stages]
-        self.schedulers: dict[StageState, Scheduler] = {stage: Scheduler() for stage in stages}
-        self.stats: dict[StageState, StageStats] = {stage: new_stage_stats() for stage in stages}
 
     # --- admission and the end
 
@@ -143,7 +136,7 @@ class Tasks:
         del self.requests[request.number], request.client.requests[request.tag]
         request.pipeline.unfinished -= 1
         self.ended[request.pipeline.name, status] += 1
-        ended = Ended(request.tag, status, error, [_timing(task) for task in request.tasks.values()])  # type: ignore[arg-type]
+        ended = Ended(request.tag, status, error, [task.timing for task in request.tasks.values()])  # type: ignore[arg-type]
         self.out.append(Send(request.client.peer, ended))
         if error is not None:
             text = f"request {request.number} of {request.pipeline.name} failed: {error.message}"
@@ -159,15 +152,16 @@ class Tasks:
             return
         if task.state is TaskState.QUEUED:
             task.state = TaskState.DONE
-            self.schedulers[task.stage].forget(task)
+            task.stage.scheduler.forget(task)
         elif task.state is TaskState.RUNNING and task.worker is not None:
             task.state = TaskState.CANCELLING
             request, stage = task.key
             self.out.append(Send(task.worker.peer, Cancel(request, stage, task.attempt)))
         else:
             task.state = TaskState.DONE
-        task.ended = self._now
-        self.stats[task.stage].tasks["cancelled"] += 1
+        self._ended_at(task)
+        task.stopped = self._now
+        task.stage.stats.cancelled += 1
         self._drop_inputs(task)
 
     def expire(self, now: float) -> None:
@@ -180,25 +174,25 @@ class Tasks:
     def add_credit(self, now: float, worker: Worker, credit: int) -> None:
         """The worker asks for more tasks."""
         self._now = now
-        scheduler = self.schedulers[worker.stage]
+        scheduler = worker.stage.scheduler
         scheduler.add_credit(worker, credit)
         scheduler.dispatch(self._assign)
 
     def stop_feeding(self, worker: Worker) -> None:
         """The worker takes nothing new."""
-        self.schedulers[worker.stage].remove(worker)
+        worker.stage.scheduler.remove(worker)
 
     def worker_gone(self, now: float, worker: Worker, cause: str) -> None:
         """Its tasks run again. Who is to blame is unknown when it held several: they run one by one then."""
         self._now = now
-        scheduler = self.schedulers[worker.stage]
+        scheduler = worker.stage.scheduler
         scheduler.remove(worker)
         self.blocks.peer_gone(worker.peer, worker.arena, self.out)
         tasks = [t for t in worker.tasks.values() if t.state is TaskState.RUNNING]
         culprits = [t for t in tasks if t.timed_out]
         worker.tasks.clear()
         for task in tasks:
-            self.stats[worker.stage].tasks["deaths"] += 1
+            worker.stage.stats.deaths += 1
             if culprits and task not in culprits:
                 self._again(task, None)
                 continue
@@ -215,12 +209,13 @@ class Tasks:
         task.worker = worker
         task.attempt += 1
         task.started = self._now
+        task.timing.started = self._now - request.accepted
         task.timed_out = False
         key = task.key
         worker.tasks[key] = task
-        stats = self.stats[task.stage]
+        stats = task.stage.stats
         stats.wait.observe(self._now - task.queued)
-        stats.tasks["attempts"] += 1
+        stats.attempts += 1
         inputs = []
         for feed in task.feeds:
             for chunk in feed.chunks:
@@ -280,14 +275,14 @@ class Tasks:
         return True
 
     def _accept(self, task: Task, worker: Worker, chunk: Chunk) -> None:
+        request = task.request
+        task.timing.last_chunk = self._now - request.accepted
         if task.emitted == 0:
-            task.first_chunk = self._now
-        task.last_chunk = self._now
+            task.timing.first_chunk = task.timing.last_chunk
         task.emitted += 1
-        self.stats[task.stage].chunks += 1
+        task.stage.stats.chunks += 1
         if worker.resumes:
             task.bodies.append(chunk)
-        request = task.request
         route = request.route
         number = task.stage.number
         for slot in route.consumers[number]:
@@ -348,10 +343,10 @@ class Tasks:
             return
         task.state = TaskState.DONE
         task.worker = None
-        task.ended = self._now
-        stats = self.stats[task.stage]
+        self._ended_at(task)
+        stats = task.stage.stats
         stats.service.observe(self._now - task.started)
-        stats.tasks["done"] += 1
+        stats.done += 1
         self._drop_inputs(task)
         request = task.request
         for slot in request.route.consumers[task.stage.number]:
@@ -378,7 +373,7 @@ class Tasks:
             self._again(task, error)
         else:
             self._again(task, None)
-        self.schedulers[worker.stage].dispatch(self._assign)
+        worker.stage.scheduler.dispatch(self._assign)
 
     def _blame(self, task: Task, worker: Worker, what: str) -> None:
         """The worker breaks the rules in this task: the attempt is over, what still comes of it is stale."""
@@ -386,33 +381,37 @@ class Tasks:
         request, stage = task.key
         self.out.append(Send(worker.peer, Cancel(request, stage, task.attempt)))
         self._again(task, failure("stage_failed", f"stage {task.stage.name}: its worker {what}", task))
-        self.schedulers[task.stage].dispatch(self._assign)
+        task.stage.scheduler.dispatch(self._assign)
 
     def _again(self, task: Task, error: Error | None) -> None:
         """Another attempt, if the error allows one. No error: nobody is to blame."""
         task.worker = None
-        stats = self.stats[task.stage]
+        stats = task.stage.stats
         if error is not None:
             task.blame += 1
             if error.status < 500 or task.blame >= task.stage.spec.retry.attempts:
                 task.state = TaskState.DONE
-                task.ended = self._now
-                stats.tasks["failed"] += 1
+                self._ended_at(task)
+                stats.failed += 1
                 self._drop_inputs(task)
                 self.end(self._now, task.request, "failed", error)
                 return
-        stats.tasks["redelivered"] += 1
+        stats.redelivered += 1
         task.queued = self._now
-        self.schedulers[task.stage].push(task)
+        task.stage.scheduler.push(task)
 
     # --- small parts
 
     def _queue_if_ready(self, task: Task) -> None:
-        if task.ready:
+        if task.ready():
             task.queued = self._now
-            scheduler = self.schedulers[task.stage]
-            scheduler.push(task)
-            scheduler.dispatch(self._assign)
+            task.timing.queued = self._now - task.request.accepted
+            task.stage.scheduler.place(task, self._assign)
+
+    def _ended_at(self, task: Task) -> None:
+        timing = task.timing
+        timing.ended = self._now - task.request.accepted
+        timing.chunks, timing.attempts = task.emitted, task.attempt
 
     def _drop_inputs(self, task: Task) -> None:
         for feed in task.feeds:
@@ -428,24 +427,6 @@ class Tasks:
     @staticmethod
     def _own(handles: list[Handle], arena: str) -> bool:
         return all(arena and h.block.place.startswith(arena) for h in handles)
-
-
-def _timing(task: Task) -> Timing:
-    start = task.request.accepted
-
-    def since(moment: float) -> float:
-        return moment - start if moment >= 0 else -1.0
-
-    return Timing(
-        task.stage.name,
-        queued=since(task.queued),
-        started=since(task.started),
-        first_chunk=since(task.first_chunk),
-        last_chunk=since(task.last_chunk),
-        ended=since(task.ended),
-        chunks=task.emitted,
-        attempts=task.attempt,
-    )
 
 
 def _mix(number: int) -> int:

@@ -304,7 +304,7 @@ class World:
         assert not tasks.requests
         assert not len(tasks.blocks), "blocks are left"
         assert not tasks.blocks.holds
-        assert all(s.length == 0 for s in tasks.schedulers.values())
+        assert all(stage.scheduler.length == 0 for stage in tasks.pipelines["p"].stages)
         living = {p.arena for p in (*self.workers.values(), *self.clients.values())}
         left = [b for b, owner in self.blocks.items() if owner.arena in living]
         assert not left, f"never freed: {left}"
