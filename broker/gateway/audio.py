@@ -42,7 +42,8 @@ def content_type(name: str, sample_rate: int) -> str:
 
 def to_int16(samples: Samples) -> bytes:
     """Float samples in [-1, 1] as little-endian 16 bit; what lies outside is clipped."""
-    return np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
+    data: bytes = np.rint(np.clip(samples, -1.0, 1.0) * 32767.0).astype("<i2").tobytes()
+    return data
 
 
 def wav_header(sample_rate: int, data_bytes: int | None) -> bytes:
@@ -155,7 +156,7 @@ class Compressed:
 
 def _supported(codec: Any, sample_rate: int) -> int:
     """The encoder's lowest rate that loses nothing, else its highest."""
-    rates = sorted(codec.audio_rates or [sample_rate])
+    rates: list[int] = sorted(codec.audio_rates or [sample_rate])
     return next((rate for rate in rates if rate >= sample_rate), rates[-1])
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import msgspec
 
+from adapters.handle import AdapterError
+from broker.client import BrokerError
 from broker.protocol import Error
+
+log = logging.getLogger("gateway")
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
@@ -92,3 +97,23 @@ def from_decoding(error: Exception, prefix: str = "") -> ApiError:
         path = f"{path}.{missing['field']}"
     path = (prefix + path).lstrip(".")
     return ApiError(f"{path}: {what}" if path else what, path or None, code="invalid_value")
+
+
+def from_exception(error: BaseException) -> ApiError:
+    """Any failure of a request, for the caller; what nobody expected goes to the log, not to the caller."""
+    if isinstance(error, BaseExceptionGroup):
+        return from_exception(error.exceptions[0])
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, BrokerError):
+        return from_broker(error.error)
+    if isinstance(error, AdapterError):
+        again = 1.0 if error.retryable else None
+        return ApiError(
+            str(error),
+            status=503 if again else 500,
+            code="overloaded" if again else None,
+            retry_after_s=again,
+        )
+    log.error("a request failed unexpectedly", exc_info=error)
+    return ApiError("internal error", status=500, code="internal_error")

@@ -44,7 +44,9 @@ FORMATS = {
 _slots = asyncio.Semaphore(2)  # decoding is work for a processor: more at once would only be slower
 
 
-async def decode(data: bytes, field: str, *, max_s: float, expected: str | None = None) -> npt.NDArray[np.float32]:
+async def decode(
+    data: bytes, field: str, *, max_s: float, expected: str | None = None
+) -> npt.NDArray[np.float32]:
     """Decodes a file to mono float32 samples at 16 kHz, in a thread.
 
     Args:
@@ -59,9 +61,13 @@ async def decode(data: bytes, field: str, *, max_s: float, expected: str | None 
     """
     demuxer = sniff(data)
     if demuxer is None:
-        raise ApiError(f"{field}: not an audio file; accepted are {', '.join(FORMATS)}", field, code="invalid_audio")
+        raise ApiError(
+            f"{field}: not an audio file; accepted are {', '.join(FORMATS)}", field, code="invalid_audio"
+        )
     if expected is not None and FORMATS.get(expected) != demuxer:
-        raise ApiError(f"{field}: said to be {expected}, but the data is {demuxer}", field, code="invalid_audio")
+        raise ApiError(
+            f"{field}: said to be {expected}, but the data is {demuxer}", field, code="invalid_audio"
+        )
     stop = threading.Event()
     async with _slots:
         try:
@@ -85,7 +91,9 @@ def sniff(data: bytes) -> str | None:
     return None
 
 
-def _decode(data: bytes, demuxer: str, field: str, max_s: float, stop: threading.Event) -> npt.NDArray[np.float32]:
+def _decode(
+    data: bytes, demuxer: str, field: str, max_s: float, stop: threading.Event
+) -> npt.NDArray[np.float32]:
     import av
 
     samples = bytearray()
@@ -101,7 +109,10 @@ def _decode(data: bytes, demuxer: str, field: str, max_s: float, stop: threading
                     samples += memoryview(piece.planes[0])[: piece.samples * 4]
                 if len(samples) > limit:
                     raise ApiError(
-                        f"{field}: longer than the {max_s:g} s that are allowed", field, status=413, code="audio_too_long"
+                        f"{field}: longer than the {max_s:g} s that are allowed",
+                        field,
+                        status=413,
+                        code="audio_too_long",
                     )
                 if stop.is_set():
                     break
@@ -119,11 +130,15 @@ def _frames(container: Any, stream: Any, field: str) -> Iterator[Any]:
     for frame in container.decode(stream):
         if not RATES[0] <= frame.sample_rate <= RATES[1]:
             raise ApiError(
-                f"{field}: {frame.sample_rate} Hz; allowed are {RATES[0]} to {RATES[1]}", field, code="invalid_audio"
+                f"{field}: {frame.sample_rate} Hz; allowed are {RATES[0]} to {RATES[1]}",
+                field,
+                code="invalid_audio",
             )
         channels = frame.layout.nb_channels
         if not 1 <= channels <= MAX_CHANNELS:
-            raise ApiError(f"{field}: {channels} channels; at most {MAX_CHANNELS}", field, code="invalid_audio")
+            raise ApiError(
+                f"{field}: {channels} channels; at most {MAX_CHANNELS}", field, code="invalid_audio"
+            )
         yield frame
     yield None
 

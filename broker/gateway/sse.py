@@ -37,6 +37,7 @@ class Body:
     ) -> None:
         self._request = request
         self._stall_s = stall_s
+        self._lock = asyncio.Lock()
         self.response = web.StreamResponse(headers={"Content-Type": content_type, **(headers or {})})
 
     @property
@@ -45,16 +46,20 @@ class Body:
         return self.response.prepared
 
     async def write(self, data: bytes) -> None:
-        """Sends a piece and waits while the client reads slower than we write."""
+        """Sends a piece and waits while the client reads slower than we write. Several tasks may write."""
         try:
-            async with asyncio.timeout(self._stall_s):
+            async with self._lock, asyncio.timeout(self._stall_s):
                 if not self.response.prepared:
                     await self.response.prepare(self._request)
                 await self.response.write(data)
         except TimeoutError:
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            self.cut()
             raise ClientStalled(f"the client read nothing for {self._stall_s:g} s") from None
+
+    def cut(self) -> None:
+        """Closes the connection without an orderly end: the client sees that something is missing."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
     async def finish(self) -> web.StreamResponse:
         """Ends the body."""

@@ -1,0 +1,74 @@
+"""``python -P -m broker.gateway``: the gateway process, started by the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+
+import msgspec
+import uvloop
+from aiohttp import web
+
+from broker.address import AddressError
+from broker.gateway.app import make_app
+from broker.gateway.context import Context
+from broker.gateway.link import BrokerLink
+from broker.gateway.metrics import Metrics
+from broker.gateway.settings import Settings
+
+log = logging.getLogger("gateway")
+
+LEAVE_S = 3.0  #: how long open requests may go on after SIGTERM
+
+
+async def serve(host: str, port: int, address: str | None, settings: Settings) -> int:
+    """Serves until SIGTERM or SIGINT. Returns the exit code."""
+    try:
+        link = BrokerLink(address)
+    except AddressError as error:
+        log.error("%s", error)
+        return 2
+    app = make_app(Context(link, settings, Metrics()))
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=LEAVE_S)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024).start()
+    except OSError as error:
+        log.error("can't listen on %s:%d: %s; choose another with --port", host, port, error.strerror)
+        await runner.cleanup()
+        return 1
+    log.info("listening on http://%s:%d", *runner.addresses[0][:2])
+    link.start()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # Decoding and encoding need it, and its import takes longer than a first request should.
+    preload = asyncio.create_task(asyncio.to_thread(__import__, "av"))
+    await stop.wait()
+    await preload
+    await runner.cleanup()
+    await link.close()
+    return 0
+
+
+def main() -> None:
+    """Parses the command line and serves."""
+    parser = argparse.ArgumentParser(prog="broker.gateway", description="The HTTP gateway process.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 picks a free one")
+    parser.add_argument("--address", default=None, help="ipc:///folder or tcp://127.0.0.1:port of the broker")
+    parser.add_argument("--log-level", default="INFO")
+    for field in msgspec.structs.fields(Settings):
+        option = "--" + field.name.replace("_", "-")
+        parser.add_argument(option, type=field.type, default=field.default)
+    arguments = vars(parser.parse_args())
+    logging.basicConfig(level=arguments.pop("log_level").upper(), format="%(message)s")
+    host, port, address = (arguments.pop(name) for name in ("host", "port", "address"))
+    sys.exit(uvloop.run(serve(host, port, address, Settings(**arguments))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The streamed answer of a chat: one event per piece of text or speech, choices side by side.
+
+A choice's last chunk alone carries its ``finish_reason``. The end of everything is ``[DONE]``; after an
+error object nothing follows, not even that, so a cut answer can't be taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+from msgspec import UNSET
+
+from broker.client import RequestStream
+from broker.gateway.answer import Answer, Base64Pieces
+from broker.gateway.completion import AudioDelta, Chunk, ChunkChoice, Delta, encode
+from broker.gateway.context import stage_metrics, together
+from broker.gateway.errors import from_exception
+from broker.gateway.models import AUDIO, TEXT
+from broker.gateway.plan import ChatPlan
+from broker.gateway.settings import Settings
+from broker.gateway.sse import DONE, Events
+
+
+async def respond(
+    request: web.Request, plan: ChatPlan, streams: list[RequestStream], settings: Settings
+) -> web.StreamResponse:
+    """Sends the stream. An error before the first event is raised, a later one is sent."""
+    events = Events(request, settings.stall_s)
+    answers = [plan.answer(whole=False) for _ in streams]
+    writers = [_ChoiceWriter(events, plan, i, answer) for i, answer in enumerate(answers)]
+    try:
+        await together(*(w.run(stream) for w, stream in zip(writers, streams, strict=True)))
+        plan.finished(answers)
+        if plan.include_usage or plan.include_metrics:
+            await events.send(encode(_closing_chunk(plan, answers, streams[0])))
+        await events.write(DONE)
+        return await events.finish()
+    except ConnectionError:
+        raise
+    except Exception as error:
+        if not events.started:
+            raise
+        return await events.fail(from_exception(error), plan.request_id)
+
+
+def _closing_chunk(plan: ChatPlan, answers: list[Answer], stream: RequestStream) -> Chunk:
+    return Chunk(
+        id=plan.id,
+        created=plan.created,
+        model=plan.call.model.name,
+        modality=plan.modalities[0],
+        choices=[],
+        usage=plan.usage(answers) if plan.include_usage else UNSET,
+        metrics=stage_metrics(stream) if plan.include_metrics else UNSET,
+    )
+
+
+class _ChoiceWriter:
+    """Turns one request's outputs into one choice's chunks."""
+
+    def __init__(self, events: Events, plan: ChatPlan, index: int, answer: Answer) -> None:
+        self._events = events
+        self._plan = plan
+        self._index = index
+        self._answer = answer
+        self._pieces = Base64Pieces()
+        self._begun = False
+        self._spoken = False  # whether a delta with the speech's id is out
+
+    async def run(self, stream: RequestStream) -> None:
+        """Sends the choice's chunks, from its role to its finish_reason."""
+        async for output, payload in stream:
+            text, speech = await self._answer.take(output, payload)
+            if text:
+                await self._send_text(text)
+            for piece in self._pieces.feed(speech):
+                await self._send(AUDIO, Delta(audio=self._audio(AudioDelta(data=piece))))
+        if self._answer.speech is not None:
+            await self._end_speech()
+        modality = TEXT if TEXT in self._plan.modalities else AUDIO
+        await self._send(modality, Delta(), self._answer.finish_reason)
+
+    async def _send_text(self, text: str) -> None:
+        delta = Delta(content=text) if TEXT in self._plan.modalities else Delta()
+        if self._answer.speech is not None:
+            delta.audio = self._audio(AudioDelta(transcript=text))
+        await self._send(self._plan.modalities[0], delta)
+
+    async def _end_speech(self) -> None:
+        for piece in self._pieces.feed(await self._answer.finish()) + self._pieces.finish():
+            await self._send(AUDIO, Delta(audio=self._audio(AudioDelta(data=piece))))
+        await self._send(AUDIO, Delta(audio=AudioDelta(expires_at=int(time.time()))))
+
+    def _audio(self, delta: AudioDelta) -> AudioDelta:
+        if not self._spoken:
+            self._spoken = True
+            delta.id = self._plan.audio_id(self._index)
+        return delta
+
+    async def _send(self, modality: str, delta: Delta, finish_reason: str | None = None) -> None:
+        if not self._begun:
+            self._begun = True
+            delta.role = "assistant"
+        plan = self._plan
+        chunk = Chunk(
+            id=plan.id,
+            created=plan.created,
+            model=plan.call.model.name,
+            modality=modality,
+            choices=[ChunkChoice(self._index, delta, finish_reason)],
+            usage=None if plan.include_usage else UNSET,
+        )
+        await self._events.send(encode(chunk))

@@ -1,0 +1,91 @@
+"""What every handler needs, and the steps that all of them share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from adapters.chunk import Payload
+from broker.client import RequestStream
+from broker.gateway.errors import from_decoding
+from broker.gateway.link import BrokerLink
+from broker.gateway.metrics import Metrics
+from broker.gateway.models import Model
+from broker.gateway.params import StageParams
+from broker.gateway.settings import Settings
+
+T = TypeVar("T")
+
+_SEEDS = 2**63
+
+
+class Context(msgspec.Struct, frozen=True):
+    """Shared by all handlers of one gateway process."""
+
+    link: BrokerLink
+    settings: Settings
+    metrics: Metrics
+
+    async def submit(self, call: Call, number: int = 0) -> RequestStream:
+        """Submits the ``number``-th choice of a call."""
+        seed = None if call.seed is None else (call.seed + number) % _SEEDS
+        return await self.link.client.submit(
+            call.model.name,
+            outputs=call.outputs,
+            given=call.given,
+            params=call.params,
+            has=call.has,
+            seed=seed,
+            priority=call.priority,
+        )
+
+
+class Call(msgspec.Struct, kw_only=True):
+    """A request to the broker, ready to be submitted (once for each choice)."""
+
+    model: Model
+    outputs: list[str]
+    given: dict[str, list[Payload]]
+    params: StageParams
+    has: list[str] = []
+    seed: int | None = None
+    priority: int = 0
+
+
+def parse(decode: Callable[[bytes], T], body: bytes) -> T:
+    """Decodes a body. Raises ApiError that names the field at fault."""
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise from_decoding(error) from None
+
+
+async def together(*work: Any) -> None:
+    """Runs coroutines at once; the first that fails ends the others and is raised."""
+    if len(work) == 1:
+        await work[0]
+        return
+    async with asyncio.TaskGroup() as group:
+        for coroutine in work:
+            group.create_task(coroutine)
+
+
+def stage_metrics(stream: RequestStream) -> dict[str, Any]:
+    """The stages' timings of a finished request, in seconds since the broker accepted it."""
+    return {
+        "stage_metrics": {
+            timing.stage: {
+                "queued_s": timing.queued,
+                "started_s": timing.started,
+                "first_chunk_s": timing.first_chunk,
+                "last_chunk_s": timing.last_chunk,
+                "ended_s": timing.ended,
+                "chunks": timing.chunks,
+                "attempts": timing.attempts,
+            }
+            for timing in stream.timings
+        }
+    }

@@ -1,0 +1,157 @@
+"""POST /v1/audio/transcriptions: a file in, its text out."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import BodyPartReader, web
+
+from broker.client import RequestStream
+from broker.gateway import media
+from broker.gateway.context import Call, Context
+from broker.gateway.errors import ApiError, from_decoding, from_exception
+from broker.gateway.models import Model
+from broker.gateway.schemas import TranscriptionForm
+from broker.gateway.sse import Events
+from broker.gateway.transcript import Transcript
+from pipelines.graph import Endpoint
+
+MAX_FIELD = 64 * 1024  #: bytes of a form field that is no file
+MAX_FIELDS = 32
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Transcriptions:
+    """The endpoint's handler."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answers one request. Its request at the broker ends with it, however it ends."""
+        form, data = await self._read(request)
+        model = self._context.link.model(form.model)
+        endpoint = model.endpoint("transcriptions")
+        if form.stream and form.response_format not in ("json", "text"):
+            raise ApiError("a stream needs response_format json or text", "response_format")
+        samples = await media.decode(data, "file", max_s=self._context.settings.max_audio_s)
+        watch = self._context.metrics.watch(model.name)
+        call = _call(model, endpoint, form, samples)
+        transcript = Transcript(len(samples) / media.SAMPLE_RATE, form.language)
+        stream = await self._context.submit(call)
+        try:
+            if form.stream:
+                response = await self._events(request, stream, transcript)
+            else:
+                async for _, payload in stream:
+                    transcript.add(payload)
+                response = _whole(form, transcript)
+            watch.done()
+            return response
+        finally:
+            stream.abort()
+
+    async def _read(self, request: web.Request) -> tuple[TranscriptionForm, bytes]:
+        """The form's fields and the file, neither larger than allowed."""
+        if request.content_type != "multipart/form-data":
+            raise ApiError("send a multipart/form-data body with a file", "file")
+        fields: dict[str, str | list[str]] = {}
+        data: bytes | None = None
+        try:
+            reader = await request.multipart()
+            for _ in range(MAX_FIELDS):
+                part = await reader.next()
+                if part is None:
+                    break
+                if not isinstance(part, BodyPartReader) or part.name is None:
+                    raise ApiError("a part of the form has no name", code="invalid_form")
+                if part.name == "file":
+                    data = await _bounded(part, int(self._context.settings.max_audio_mb * 2**20))
+                else:
+                    _add(fields, part.name, (await _bounded(part, MAX_FIELD)).decode())
+            else:
+                raise ApiError(f"more than {MAX_FIELDS} form fields", code="invalid_form")
+        except (ValueError, RuntimeError) as error:  # what aiohttp raises for a broken multipart body
+            raise ApiError(f"the form can't be read: {error}", code="invalid_form") from None
+        try:
+            form = msgspec.convert(fields, TranscriptionForm, strict=False)
+        except msgspec.ValidationError as error:
+            raise from_decoding(error) from None
+        if data is None:
+            raise ApiError("file is required", "file")
+        return form, data
+
+    async def _events(
+        self, request: web.Request, stream: RequestStream, transcript: Transcript
+    ) -> web.StreamResponse:
+        events = Events(request, self._context.settings.stall_s)
+        try:
+            async for _, payload in stream:
+                delta = transcript.add(payload)
+                if delta:
+                    await events.send(_encode({"type": "transcript.text.delta", "delta": delta}))
+            done = {"type": "transcript.text.done", "text": transcript.text, "usage": transcript.tokens()}
+            await events.send(_encode(done))
+            return await events.finish()
+        except ConnectionError:
+            raise
+        except Exception as error:
+            if not events.started:
+                raise
+            return await events.fail(from_exception(error), request["id"])
+
+
+def _add(fields: dict[str, str | list[str]], name: str, value: str) -> None:
+    """``name[]`` may come several times and makes a list."""
+    if name.endswith("[]"):
+        values = fields.setdefault(name[:-2], [])
+        assert isinstance(values, list)
+        values.append(value)
+    else:
+        fields[name] = value
+
+
+async def _bounded(part: BodyPartReader, limit: int) -> bytes:
+    """A part's bytes. Raises ApiError (413) as soon as there are too many."""
+    data = bytearray()
+    while chunk := await part.read_chunk(64 * 1024):
+        data += chunk
+        if len(data) > limit:
+            raise ApiError(f"{part.name}: larger than {limit} bytes", part.name, status=413, code="too_large")
+    return bytes(data)
+
+
+def _call(model: Model, endpoint: Endpoint, form: TranscriptionForm, samples: object) -> Call:
+    output = endpoint.outputs[0]
+    wanted = {"language": form.language, "prompt": form.prompt, "temperature": form.temperature}
+    params = {name: value for name, value in wanted.items() if value is not None}
+    return Call(
+        model=model,
+        outputs=[output],
+        given={endpoint.input: [{"messages": [], "audio": [samples]}]},
+        params={model.pipeline.outputs[output]: params} if params else {},
+        has=["audio"],
+    )
+
+
+def _whole(form: TranscriptionForm, transcript: Transcript) -> web.Response:
+    match form.response_format:
+        case "json":
+            return _json({"text": transcript.text, "usage": transcript.duration()})
+        case "verbose_json":
+            granular = form.timestamp_granularities
+            return _json(transcript.verbose(segments=granular is msgspec.UNSET or "segment" in granular))
+        case "srt":
+            return _text(transcript.srt(), "application/x-subrip")
+        case "vtt":
+            return _text(transcript.vtt(), "text/vtt")
+        case _:
+            return _text(transcript.text + "\n", "text/plain")
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=_encode(body), content_type="application/json")
+
+
+def _text(body: str, content_type: str) -> web.Response:
+    return web.Response(text=body, content_type=content_type, charset="utf-8")
