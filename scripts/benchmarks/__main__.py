@@ -7,7 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-_SUPPORT = {"__init__", "__main__", "common"}
+_SUPPORT = {"__init__", "__main__", "common", "stack"}
 
 
 def benchmarks() -> dict[str, str]:

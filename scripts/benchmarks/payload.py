@@ -11,11 +11,15 @@ zmq_copy_ms   the bytes through a ZeroMQ PUSH/PULL pair over ipc, zero-copy flag
               the send until the other process holds the frame.
 read_ms       the other process reading every byte of the view once, and
 read_own_ms   the same over private memory of its own: what mapping costs a reader afterwards.
+hop_ms        through the broker: half the time of a request whose tensor goes from a client to an empty
+              stage and from there back, one request at a time. So a hop is one put, one message to the
+              broker, one from it, and one get. Absent with --no-broker.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import socket
 import subprocess
 import sys
@@ -33,7 +37,10 @@ import zmq
 from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, pack, unpack
 from adapters.handle import BlockId
+from broker.client import Client
+from pipelines.graph import Edge, Pipeline, Stage
 from scripts.benchmarks.common import Report, median_ms, timed
+from scripts.benchmarks.stack import running
 
 RUN = "be9c400000000000"
 SIZES = [4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20]
@@ -61,6 +68,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--rounds", type=int, default=50, help="rounds for each size (default 50)")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of the tensor")
+    parser.add_argument("--no-broker", action="store_true", help="leave hop_ms out")
     parser.add_argument("--peer", nargs=2, metavar=("FD", "ENDPOINT"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.peer:
@@ -68,6 +76,9 @@ def main(argv: list[str]) -> None:
     report = Report("payload", argv)
     with _other_process() as (wire, push):
         rows = [_measure(size, options.rounds, wire, push) for size in options.sizes]
+    if not options.no_broker:
+        hops = asyncio.run(_through_the_broker(options.sizes, options.rounds))
+        rows = [row | {"hop_ms": hop} for row, hop in zip(rows, hops, strict=True)]
     report.table("Milliseconds, medians", rows)
     report.finish({"rows": rows})
     return None
@@ -121,6 +132,29 @@ def _measure(size: int, rounds: int, wire: socket.socket, push: zmq.Socket[bytes
         "read_ms": median_ms(reply.read for reply in replies),
         "read_own_ms": median_ms(reply.read_own for reply in replies),
     }
+
+
+async def _through_the_broker(sizes: list[int], rounds: int) -> list[float]:
+    """hop_ms for each size."""
+    stage = Stage("function", options={"op": "pass"}, check_finite=False)
+    pipeline = Pipeline("hop", {"frames": "hop"}, {"hop": stage}, [Edge("request", "hop")])
+    async with running(pipeline) as client:
+        return [await _hop(client, size, rounds) for size in sizes]
+
+
+async def _hop(client: Client, size: int, rounds: int) -> float:
+    source = np.random.default_rng(size).integers(0, 255, size, np.uint8)
+    times = []
+    for _ in range(WARM_UP + rounds):
+        start = clock()
+        given = {"request": [{"frames": source}]}
+        async with await client.submit("hop", outputs=["frames"], given=given) as stream:
+            views = [payload["frames"] async for _, payload in stream]
+        times.append(clock() - start)
+        if not np.array_equal(views[0], source):
+            raise RuntimeError(f"the tensor of {size} bytes came back changed")
+        views.clear()
+    return median_ms(times[WARM_UP:]) / 2
 
 
 @contextmanager
