@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -185,7 +186,7 @@ def unpack(chunk: Chunk, transport: Transport | None, released: Callable[[BlockI
         return view
 
     try:
-        return _decode(msgspec.msgpack.Decoder(Payload, ext_hook=hook).decode, chunk.body)
+        return _decode(partial(msgspec.msgpack.decode, ext_hook=hook), chunk.body)
     finally:
         for handle in unused.values():
             released(handle.block)
@@ -196,11 +197,15 @@ def body_fields(body: msgspec.Raw) -> Payload:
     return _decode(_decode_fields, body)
 
 
-def _decode(decode: Callable[[msgspec.Raw], Payload], body: msgspec.Raw) -> Payload:
+def _decode(decode: Callable[[msgspec.Raw], Any], body: msgspec.Raw) -> Payload:
     try:
-        return decode(body)
+        payload = decode(body)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise BadPayload(f"the body of a chunk holds no payload: {error}") from None
+    # Checked here, because a typed decoder with a hook of its own is slow to make.
+    if type(payload) is not dict or not all(type(key) is str for key in payload):
+        raise BadPayload("the body of a chunk is no map from names to values")
+    return payload
 
 
 def _inline(code: int, data: memoryview) -> Any:
@@ -210,8 +215,8 @@ def _inline(code: int, data: memoryview) -> Any:
     return tensor.from_bytes(inline.dtype, inline.shape, inline.data)
 
 
-_decode_small = msgspec.msgpack.Decoder(Payload, ext_hook=_inline).decode
-_decode_fields = msgspec.msgpack.Decoder(Payload, ext_hook=lambda code, data: None).decode
+_decode_small = msgspec.msgpack.Decoder(ext_hook=_inline).decode
+_decode_fields = msgspec.msgpack.Decoder(ext_hook=lambda code, data: None).decode
 _decode_inline = msgspec.msgpack.Decoder(_Inline).decode
 _decode_index = msgspec.msgpack.Decoder(int).decode
 
