@@ -47,25 +47,25 @@ class Port:
         self.poke()
 
     def poke(self) -> None:
-        """Reads soon. To be called after sends outside of a wake-up: they may have swallowed the edge."""
-        if not self._scheduled:
+        """To be called after sends outside of a wake-up: reads soon if they have swallowed the edge."""
+        if not self._scheduled and not self.socket.closed and self._readable():
             self._scheduled = True
             self._loop.call_soon(self._read)
+
+    def _readable(self) -> bool:
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _read(self) -> None:
         self._scheduled = False
         if self.socket.closed:
             return
-        receive = self.socket.recv_multipart
+        receive, readable = self.socket.recv_multipart, self._readable
         for _ in range(READ_LIMIT):
-            try:
-                frames = receive(zmq.NOBLOCK)
-            except zmq.Again:
+            if not readable():  # asking costs a third of the exception that a vain recv raises
                 break
-            self._on_frames(frames)
+            self._on_frames(receive(zmq.NOBLOCK))
         self._on_drained()
-        if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            self.poke()
+        self.poke()
 
     def close(self, linger_ms: int = 0) -> None:
         """Stops reading and closes the socket; unsent messages get ``linger_ms``."""
