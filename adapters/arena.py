@@ -18,7 +18,8 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -153,7 +154,8 @@ class SharedMemory:
     def wait_freed(self, since: int, timeout_s: float) -> bool:
         """Blocks until there were more frees than ``since``; False when the time is over (or we closed)."""
         event = threading.Event()
-        return not self._wake_on_free(since, event.set) or (event.wait(timeout_s) and not self._closed)
+        with self._woken(since, event.set) as already:
+            return already or (event.wait(timeout_s) and not self._closed)
 
     async def freed(self, since: int, timeout_s: float) -> bool:
         """Like :meth:`wait_freed`, for an event loop."""
@@ -164,22 +166,29 @@ class SharedMemory:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(event.set)
 
-        if not self._wake_on_free(since, wake):
-            return True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
-        except TimeoutError:
-            return False
-        return not self._closed
-
-    def _wake_on_free(self, since: int, wake: Callable[[], None]) -> bool:
-        """Has ``wake`` called at the next free, unless it was already: then False."""
-        with self._lock:
-            if self._frees > since:
+        with self._woken(since, wake) as already:
+            if already:
+                return True
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await event.wait()
+            except TimeoutError:
                 return False
-            self._on_free.append(wake)
-            return True
+            return not self._closed
+
+    @contextmanager
+    def _woken(self, since: int, wake: Callable[[], None]) -> Iterator[bool]:
+        """Has ``wake`` called at the next free, or gives True if that has already been."""
+        with self._lock:
+            already = self._frees > since
+            if not already:
+                self._on_free.append(wake)
+        try:
+            yield already
+        finally:
+            with self._lock:
+                if wake in self._on_free:
+                    self._on_free.remove(wake)
 
     def usage(self) -> Usage:
         """Figures for metrics."""
@@ -259,7 +268,9 @@ class SharedMemory:
         self._segments = {}
         self._closed = True
         self._on_free = []
+        # Another thread of the parent may have held a lock just then.
         self._lock = threading.Lock()
+        self.reader = Reader(self.folder)
 
 
 _arenas: weakref.WeakSet[SharedMemory] = weakref.WeakSet()
