@@ -12,7 +12,7 @@ from collections import Counter
 import msgspec
 
 from adapters.chunk import Chunk
-from adapters.handle import Handle
+from broker.core.admission import BAD_HANDLE, admit, owns
 from broker.core.blocks import Blocks
 from broker.core.events import Instruction, Note, Send
 from broker.core.lifecycle import TaskState
@@ -46,7 +46,6 @@ from broker.protocol import (
 from pipelines.graph import Pipeline
 
 NO_PARAMS = msgspec.Raw(b"\x80")  # an empty msgpack map
-BAD_HANDLE = "handle outside the sender's own arena"
 
 
 class Tasks:
@@ -71,7 +70,9 @@ class Tasks:
         """A new request: accepted or refused at once."""
         self._now = now
         try:
-            request = self._admit(client, m)
+            request = admit(
+                m, client, self.pipelines, self.blocks, number=self._next, entropy=self._entropy, now=now
+            )
         except BadRequest as error:
             kind = {429: "overloaded", 404: "not_found"}.get(error.status, "invalid_request_error")
             retry_after = 1.0 if error.status == 429 else None
@@ -82,6 +83,8 @@ class Tasks:
                 )
             )
             return
+        self._next += 1
+        self.requests[request.number] = client.requests[m.tag] = request
         self.out.append(Send(client.peer, Accepted(m.tag, request.number)))
         for name, chunks in m.given.items():
             for slot in request.route.given[name]:
@@ -93,40 +96,6 @@ class Tasks:
                 self.blocks.sweep(chunk.handles, self.out)
         for number in request.route.stages:
             self._queue_if_ready(request.tasks[number])
-
-    def _admit(self, client: Client, m: Submit) -> Request:
-        pipeline = self.pipelines.get(m.pipeline)
-        if pipeline is None:
-            offered = ", ".join(self.pipelines)
-            raise BadRequest(
-                f"no pipeline {m.pipeline!r}; this broker serves: {offered}", "model", status=404
-            )
-        if m.tag in client.requests:
-            raise BadRequest("the tag is in use", "tag")
-        if unknown := set(m.params) - set(pipeline.router.order):
-            raise BadRequest(f"{pipeline.name} has no stage {min(unknown)!r}", "params")
-        if pipeline.unfinished >= pipeline.spec.limits.max_requests:
-            raise BadRequest(
-                f"{pipeline.name} has {pipeline.unfinished} unfinished requests", "model", status=429
-            )
-        route = pipeline.router.route(m.outputs, list(m.given), m.has)
-        handles = [h for chunks in m.given.values() for chunk in chunks for h in chunk.handles]
-        if not self._own(handles, client.arena) or not self.blocks.add(client.peer, handles):
-            raise BadRequest(BAD_HANDLE, "given")
-        request = Request(self._next, client, m.tag, pipeline, now=self._now)
-        self._next += 1
-        request.route = route
-        request.params = m.params
-        request.seed = _mix(self._entropy + request.number) if m.seed is None else m.seed & 0x7FFFFFFFFFFFFFFF
-        request.priority, request.tenant = m.priority, m.tenant
-        request.deadline = None if m.deadline_s is None else self._now + m.deadline_s
-        for number in route.stages:
-            feeds = [Feed(inlet.edge, inlet.stream) for inlet in route.inlets[number]]
-            request.tasks[number] = Task(request, pipeline.stages[number], feeds)
-        request.open = len(request.tasks)
-        pipeline.unfinished += 1
-        self.requests[request.number] = client.requests[m.tag] = request
-        return request
 
     def end(self, now: float, request: Request, status: str, error: Error | None) -> None:
         """The request is over: whatever still runs for it is told to stop, and its memory is let go."""
@@ -265,7 +234,7 @@ class Tasks:
 
     def _take(self, worker: Worker, chunk: Chunk, task: Task | None) -> bool:
         """Takes note of a chunk's blocks. A chunk with handles that can't be the worker's own is refused."""
-        if not self._own(chunk.handles, worker.arena) or not self.blocks.add(worker.peer, chunk.handles):
+        if not owns(worker.arena, chunk.handles) or not self.blocks.add(worker.peer, chunk.handles):
             self._refused["bad_handle"] += 1
             if task is not None and task.state is TaskState.RUNNING:
                 self._blame(task, worker, BAD_HANDLE)
@@ -423,15 +392,3 @@ class Tasks:
             self.blocks.drop(task.checkpoint.handles, self.out)
             task.checkpoint = None
         task.bodies = []
-
-    @staticmethod
-    def _own(handles: list[Handle], arena: str) -> bool:
-        return all(arena and h.block.place.startswith(arena) for h in handles)
-
-
-def _mix(number: int) -> int:
-    """SplitMix64's output function (Steele et al. 2014), cut to 63 bits: a seed that looks random."""
-    z = (number * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (z ^ (z >> 31)) >> 1
