@@ -138,8 +138,8 @@ async def _through_the_broker(sizes: list[int], rounds: int) -> list[float]:
     """hop_ms for each size."""
     stage = Stage("function", options={"op": "pass"}, check_finite=False)
     pipeline = Pipeline("hop", {"frames": "hop"}, {"hop": stage}, [Edge("request", "hop")])
-    async with running(pipeline) as client:
-        return [await _hop(client, size, rounds) for size in sizes]
+    async with running(pipeline) as stack:
+        return [await _hop(stack.client, size, rounds) for size in sizes]
 
 
 async def _hop(client: Client, size: int, rounds: int) -> float:

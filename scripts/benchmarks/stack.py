@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,9 +22,17 @@ START_S = 60.0
 STOP_S = 10.0
 
 
+class Stack(NamedTuple):
+    """What runs: the broker's process, and a client of it in this one."""
+
+    client: Client
+    broker: subprocess.Popen[bytes]
+    address: str
+
+
 @asynccontextmanager
-async def running(pipeline: Pipeline) -> AsyncIterator[Client]:
-    """Starts a broker and each stage's replicas, gives a client when all are ready, stops all at the end.
+async def running(pipeline: Pipeline) -> AsyncIterator[Stack]:
+    """Starts a broker and each stage's replicas, waits until all are ready, and stops all at the end.
 
     Raises RuntimeError when a process ends before that, or not everything is ready within a minute.
     """
@@ -31,11 +40,12 @@ async def running(pipeline: Pipeline) -> AsyncIterator[Client]:
         tempfile.TemporaryDirectory(prefix="omni-bench-") as folder,
         _processes(pipeline, Path(folder)) as started,
     ):
-        client = Client(f"ipc://{folder}", kind="cli")
+        address = f"ipc://{folder}"
+        client = Client(address, kind="cli")
         await client.connect(START_S)
         try:
             await _wait_until_ready(client, started)
-            yield client
+            yield Stack(client, started[0], address)
         finally:
             await client.close()
 
