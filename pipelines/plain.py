@@ -1,0 +1,65 @@
+"""YAML to plain data that JSON and msgpack can carry: maps with text keys, lists, text, numbers, truth values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import yaml
+
+from pipelines.errors import PipelineError
+
+MAX_BYTES = 1 << 20  #: of a document
+MAX_VALUES = 20_000  #: in it, with what YAML's aliases repeat
+
+
+def read(text: str | bytes) -> Any:
+    """Parses one YAML document. Raises :class:`PipelineError` with a line or a key path."""
+    if len(text) > MAX_BYTES:
+        raise PipelineError(f"larger than {MAX_BYTES} bytes")
+    try:
+        document = yaml.load(text, _UniqueKeys)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise PipelineError(f"no valid YAML: {problem}", key=where) from None
+    except (ValueError, RecursionError) as error:  # a date like 2024-99-99, or nesting without end
+        raise PipelineError(f"no valid YAML: {error}") from None
+    _check(document, "", [MAX_VALUES])
+    return document
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML without code, and without the rule that the last of two equal keys wins."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                problem = f"the key {name!r} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
+def _check(value: Any, key: str, budget: list[int]) -> None:
+    budget[0] -= 1
+    if budget[0] < 0:
+        raise PipelineError(f"more than {MAX_VALUES} values")
+    if isinstance(value, dict):
+        for name, item in value.items():
+            path = f"{key}.{name}" if key else str(name)
+            if not isinstance(name, str):  # YAML takes `no:` for false and `1:` for a number
+                raise PipelineError(f"the key {name!r} is no text; put it in quotes", key=path)
+            _check(item, path, budget)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            _check(item, f"{key}[{number}]", budget)
+    elif not isinstance(value, str | int | float | None):
+        raise PipelineError(f"{value!r}: a {type(value).__name__} can't be used; put it in quotes", key=key)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise PipelineError(f"{value}: expected a finite number", key=key)
+    elif isinstance(value, int) and value.bit_length() > 63:
+        raise PipelineError(f"{str(value)[:80]}: the number is too large", key=key)
