@@ -12,9 +12,8 @@ BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 
 def bench(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMNI_SHM_DIR": str(folder)}
-    command = [str(BENCH), *options]
     return subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=60, env=env, cwd=folder
+        [str(BENCH), *options], check=False, capture_output=True, text=True, timeout=60, env=env, cwd=folder
     )
 
 
