@@ -1,4 +1,4 @@
-"""YAML to plain data that JSON and msgpack can carry: maps with text keys, lists, text, numbers, truth values."""
+"""YAML to plain data that JSON and msgpack can carry: maps with text keys, lists, text, numbers, booleans."""
 
 from __future__ import annotations
 
