@@ -67,6 +67,7 @@ class FunctionOptions(Options, frozen=True):
 
     op: Literal["pass", "say", "tone", "picture", "sum"] = "pass"
     delay_s: Seconds = 0.0  #: pause before each payload
+    max_model_len: Annotated[int, Meta(ge=1)] | None = None  #: words of prompt and answer of `say`; None: any
     sample_rate: Hertz = 24_000  #: of `tone`
     frequency_hz: Annotated[float, Meta(gt=0, le=20_000)] = 440.0  #: of `tone`
     word_s: Annotated[float, Meta(gt=0, le=10)] = 0.2  #: length of `tone` for one word
