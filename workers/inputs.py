@@ -6,7 +6,7 @@ import importlib
 from collections.abc import AsyncIterator, Callable
 from functools import cache
 
-from adapters.chunk import Chunk, Payload, unpack
+from adapters.chunk import Payload, unpack
 from adapters.handle import AdapterError, BlockId, Transport
 from adapters.window import windows
 from broker.protocol import EdgeInput
@@ -64,12 +64,15 @@ class Inputs:
     def feed(self, item: EdgeInput) -> None:
         """More of one edge. A chunk that can't be read ends that edge with the error."""
         stream = self._streams[item.edge]
-        try:
-            payloads = [self._unpack(chunk) for chunk in item.chunks]
-        except AdapterError as error:
-            stream.fail(error)
-        else:
-            stream.feed(payloads, closed=item.closed)
-
-    def _unpack(self, chunk: Chunk) -> Payload:
-        return unpack(chunk, self._transport, self._released)
+        payloads: list[Payload] = []
+        for number, chunk in enumerate(item.chunks):
+            try:
+                payloads.append(unpack(chunk, self._transport, self._released))
+            except AdapterError as error:
+                for unread in item.chunks[number + 1 :]:  # unpack lets go of its own chunk's blocks
+                    for handle in unread.handles:
+                        self._released(handle.block)
+                stream.feed(payloads, closed=True)
+                stream.fail(error)
+                return
+        stream.feed(payloads, closed=item.closed)
