@@ -28,6 +28,7 @@ from broker.protocol import (
     Checkpoint,
     Credit,
     Drain,
+    EdgeInput,
     Emit,
     Error,
     Failed,
@@ -52,13 +53,15 @@ decode_params = msgspec.msgpack.Decoder(dict[str, Any]).decode
 class Running:
     """One job in hand."""
 
-    __slots__ = ("assign", "checked", "inputs", "job", "last", "seq", "task")
+    __slots__ = ("assign", "cancelled", "early", "inputs", "job", "last", "seq", "task")
 
     def __init__(self, assign: Assign) -> None:
         self.assign = assign
         self.seq = 0
         self.last: Emit | None = None  #: the newest chunk, while it may still wait in the outbox
-        self.inputs: Inputs | None = None
+        self.inputs: Inputs | None = None  #: None until the task has run its first step
+        self.early: list[EdgeInput] = []  #: what came before that, in one frame with the assignment
+        self.cancelled = False  #: likewise
         self.job: Job | None = None
         self.task: asyncio.Task[None] | None = None
 
@@ -132,17 +135,23 @@ class WorkerProcess:
 
     def _on_input(self, message: Input) -> None:
         running = self._find(message)
-        if running is None or running.inputs is None:
+        if running is None:
             self._release_unused(message)
+        elif running.inputs is None:
+            running.early.append(message.input)
         else:
             running.inputs.feed(message.input)
 
     def _on_cancel(self, message: Cancel) -> None:
         running = self._find(message)
-        if running is not None and running.task is not None:
-            if running.job is not None:
-                running.job.cancelled = True
-            running.task.cancel()
+        if running is None or running.task is None:
+            return
+        if running.inputs is None:  # a task that is cancelled before its first step runs none of its clean-up
+            running.cancelled = True
+            return
+        if running.job is not None:
+            running.job.cancelled = True
+        running.task.cancel()
 
     def _find(self, message: Input | Cancel) -> Running | None:
         running = self.running.get((message.request, message.stage))
@@ -160,6 +169,8 @@ class WorkerProcess:
         failed: Failed | None = None
         try:
             job = running.job = self._make_job(running)
+            if running.cancelled:
+                raise asyncio.CancelledError
             await self._emit_all(running, job)
         except asyncio.CancelledError:
             failed = Failed(*running.name, "cancelled")
@@ -197,6 +208,8 @@ class WorkerProcess:
         assign = running.assign
         resume = assign.resume
         running.inputs = Inputs(self.settings.pipeline, assign.inputs, self.arena, self.connection.released)
+        for item in running.early:
+            running.inputs.feed(item)
         if resume is not None:
             running.seq = resume.emitted
 
