@@ -11,6 +11,7 @@ from pipelines.errors import PipelineError
 
 MAX_BYTES = 1 << 20  #: of a document
 MAX_VALUES = 20_000  #: in it, with what YAML's aliases repeat
+MAX_DEPTH = 50  #: of maps and lists in each other
 
 
 def read(text: str | bytes) -> Any:
@@ -24,14 +25,25 @@ def read(text: str | bytes) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise PipelineError(f"no valid YAML: {problem}", key=where) from None
-    except (ValueError, RecursionError) as error:  # a date like 2024-99-99, or nesting without end
+    except ValueError as error:  # a date like 2024-99-99
         raise PipelineError(f"no valid YAML: {error}") from None
-    _check(document, "", [MAX_VALUES])
+    _check(document)
     return document
 
 
 class _UniqueKeys(yaml.SafeLoader):
     """YAML without code, and without the rule that the last of two equal keys wins."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            mark = parent.start_mark if parent else None
+            raise yaml.composer.ComposerError(None, None, f"nested more than {MAX_DEPTH} deep", mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -44,22 +56,30 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _check(value: Any, key: str, budget: list[int]) -> None:
-    budget[0] -= 1
-    if budget[0] < 0:
-        raise PipelineError(f"more than {MAX_VALUES} values")
-    if isinstance(value, dict):
-        for name, item in value.items():
-            path = f"{key}.{name}" if key else str(name)
-            if not isinstance(name, str):  # YAML takes `no:` for false and `1:` for a number
-                raise PipelineError(f"the key {name!r} is no text; put it in quotes", key=path)
-            _check(item, path, budget)
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            _check(item, f"{key}[{number}]", budget)
-    elif not isinstance(value, str | int | float | None):
+def _check(document: Any) -> None:
+    todo: list[tuple[str, Any]] = [("", document)]
+    seen = 0
+    while todo:
+        key, value = todo.pop()
+        seen += 1
+        if seen > MAX_VALUES:
+            raise PipelineError(f"more than {MAX_VALUES} values, or a value within itself")
+        if isinstance(value, dict):
+            for name, item in value.items():
+                path = f"{key}.{name}" if key else str(name)
+                if not isinstance(name, str):  # YAML takes `no:` for false and `1:` for a number
+                    raise PipelineError(f"the key {name!r} is no text; put it in quotes", key=path)
+                todo.append((path, item))
+        elif isinstance(value, list):
+            todo += [(f"{key}[{number}]", item) for number, item in enumerate(value)]
+        else:
+            _check_scalar(key, value)
+
+
+def _check_scalar(key: str, value: Any) -> None:
+    if not isinstance(value, str | int | float | None):
         raise PipelineError(f"{value!r}: a {type(value).__name__} can't be used; put it in quotes", key=key)
-    elif isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise PipelineError(f"{value}: expected a finite number", key=key)
-    elif isinstance(value, int) and value.bit_length() > 63:
+    if isinstance(value, int) and value.bit_length() > 63:
         raise PipelineError(f"{str(value)[:80]}: the number is too large", key=key)

@@ -40,9 +40,10 @@ _REWRITES = [
     (re.compile(r"^[ \t]*(?:#{1,6}|>+|[-*+•])[ \t]+", re.MULTILINE), ""),  # headings, quotes, list bullets
     (re.compile(r"(?<=[\w)]) \* (?=[\w(])"), " times "),
     (re.compile(r"(?<=\w)_(?=\w)|[|\\]"), " "),  # snake_case, tables, escapes
-    (re.compile(r"\*+|_+|~~+|[\[\]{}]|\$\$"), ""),  # emphasis, what is left of links, formulas
+    (re.compile(r"[*`]+|_+|~~+|[\[\]{}]|\$\$"), ""),  # emphasis, what is left of links, formulas
 ]
 _SPACE = re.compile(r"\s+")
+_BEFORE_STOP = re.compile(r" (?=[.,;:!?](?: |$))")  # left where an emoji was
 # Symbols that a voice has a word for; the other "other symbols" are pictures.
 _SAID = "°©®™№"
 # Surrogates, private and unassigned characters can't be said; format characters join emoji.
@@ -57,7 +58,7 @@ def speakable(text: str) -> str:
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = "".join(_said(char) for char in unicodedata.normalize("NFC", text))
-    text = _SPACE.sub(" ", text).strip()
+    text = _BEFORE_STOP.sub("", _SPACE.sub(" ", text).strip())
     return text if any(char.isalnum() for char in text) else ""
 
 
