@@ -74,7 +74,7 @@ class Server:
             for message in messages:
                 self._handle(Received(now, peer, message))
 
-        port = Port(socket, on_frames, self._flush)
+        port = Port(socket, on_frames, self._after_reading)
         for kind in kinds:
             self._ports[kind] = port
 
@@ -99,6 +99,11 @@ class Server:
                 log.log(instruction.level, instruction.text)
             elif type(instruction) is Reap:
                 unlink_owner(instruction.arena)
+
+    def _after_reading(self) -> None:
+        """What one port brought goes out at the other, and sending there may have swallowed its edge."""
+        self._flush()
+        self._poke()
 
     def _flush(self) -> None:
         """Sends every peer what is due to it. Peers that turn out gone are the core's next events."""
