@@ -316,7 +316,8 @@ class Client:
                 self._connected.set_exception(BrokerError(Error("rejected", message.reason, 503)))
         elif kind is Who:
             self._lose_all("the broker was restarted")
-            self._connection.post(Connect(VERSION, self._kind, self._arena.prefix if self._arena else ""))
+            self._run = ""  # whatever run this is, it gets a new arena: the old one may be another run's
+            self._connection.post(Connect(VERSION, self._kind))
 
     def _refuse(self, tag: int, error: BrokerError) -> None:
         stream = self._streams.pop(tag, None)
