@@ -1,0 +1,55 @@
+"""Starting child processes that can't outlive us."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must not import anything
+
+
+def dies_with_parent(*, new_group: bool = False) -> Callable[[], None]:
+    """A ``preexec_fn``: the child gets SIGKILL when the thread that started it ends (prctl(2)).
+
+    Args:
+        new_group: The child leads a process group of its own, so that its children can be ended with it.
+
+    For processes with one thread that forks and lives as long as they do, as guardians and supervisors have.
+    """
+    parent = os.getpid()
+
+    def prepare() -> None:
+        if new_group:
+            os.setpgid(0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before the prctl
+            os._exit(1)
+
+    return prepare
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of ours; ``-P``: never from the current folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def describe_exit(code: int) -> str:
+    """A return code as asyncio and subprocess give it, in words: "exit code 3", "signal SIGKILL"."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def end_group(leader: int) -> None:
+    """Kills what is left of a child's process group. The leader must not have been reaped and reused."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,48 @@
+"""``omni-worker``: adds a worker for one stage to a running broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+
+def worker(  # noqa: PLR0917 - the options of a command line
+    stage: Annotated[str, typer.Option(help="The stage to work for, for example `talker`.")],
+    pipeline: Annotated[str, typer.Option(help="Its pipeline; needed when the broker serves several.")] = "",
+    broker: Annotated[
+        str | None,
+        typer.Option(help="The broker: ipc:///folder or tcp://host:port. Default: the one on this machine."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="What to run on: cpu, cuda:0, ...")] = "cpu",
+    patience: Annotated[
+        float, typer.Option(help="Seconds to wait for a broker that does not answer.")
+    ] = 10.0,
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+) -> None:
+    """Adds a worker for one stage to a running broker.
+
+    It joins at once and gets work as soon as its model is loaded. Ctrl-C or SIGTERM: it finishes what it
+    holds, then leaves; a second one ends it at once.
+    """
+    from broker.address import AddressError
+    from workers.guardian import Guardian, GuardianError
+
+    logging.basicConfig(level=log_level.upper(), format="%(message)s", stream=sys.stderr)
+    try:
+        asyncio.run(Guardian(stage, pipeline, broker, device).run(patience))
+    except (GuardianError, AddressError) as error:
+        typer.echo(f"omni-worker: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def main() -> None:
+    """The console script."""
+    typer.run(worker)
+
+
+if __name__ == "__main__":
+    main()

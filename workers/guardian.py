@@ -1,0 +1,257 @@
+"""The guardian of one worker: starts the engine process, beats for it, reports its death, starts another.
+
+A light process: an engine may hold the interpreter for seconds without being taken for dead, since the
+guardian beats for it, and one that is killed is known dead at once, since the guardian waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from typing import Any
+
+from adapters.process import describe_exit, dies_with_parent, end_group, python
+from broker.address import endpoints
+from broker.protocol import (
+    VERSION,
+    Beat,
+    Bye,
+    Died,
+    Drain,
+    Hello,
+    Kill,
+    Peer,
+    Reject,
+    Welcome,
+    Who,
+    decode_to_worker,
+    new_peer,
+)
+from broker.wire import Connection
+from workers import config
+
+log = logging.getLogger("guardian")
+
+FIRST_PAUSE_S = 0.1  #: before the second start in a row
+LONGEST_PAUSE_S = 30.0
+SETTLED_S = 20.0  #: an engine that lived so long starts the pauses anew
+DRAIN_S = 30.0  #: an engine that drains gets so long
+
+
+class GuardianError(Exception):
+    """The guardian can't do its work; the message says why and what to do."""
+
+
+class Engine:
+    """One engine process and what the guardian knows of it."""
+
+    def __init__(self, process: Process, peer: Peer) -> None:
+        self.process = process
+        self.peer = peer
+        self.started = time.monotonic()
+        self.cause = ""  #: why we killed it, if we did
+        self.last_lines: deque[str] = deque(maxlen=3)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal, unless the process is gone already."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+
+
+class Guardian:
+    """Keeps one worker of a stage alive.
+
+    Args:
+        stage: The stage's name.
+        pipeline: The pipeline's name; "" if the broker serves just one.
+        address: The broker's, or None for the run folder.
+        device: What the engine runs on, for example "cpu" or "cuda:0".
+    """
+
+    def __init__(
+        self, stage: str, pipeline: str = "", address: str | None = None, device: str = "cpu"
+    ) -> None:
+        self.stage = stage
+        self.pipeline = pipeline
+        self.device = device
+        self._address = address
+        self._endpoint = endpoints(address).workers
+        self._engine: Engine | None = None
+        self._welcome: Welcome | None = None
+        self._welcomed: asyncio.Future[Welcome]
+        self._connection: Connection
+        self._stop = asyncio.Event()
+        self._leave_now = asyncio.Event()
+
+    async def run(self, patience_s: float = 10.0) -> None:
+        """Works until told to stop. Raises GuardianError when the broker is absent or refuses."""
+        self._welcomed = asyncio.get_running_loop().create_future()
+        self._connection = Connection(self._endpoint, new_peer("g"), decode_to_worker, self._on_message)
+        self._hello()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        beating = None
+        try:
+            await self._wait_for_welcome(patience_s)
+            beating = asyncio.ensure_future(self._beat())
+            await self._keep_alive()
+        finally:
+            if beating is not None:
+                beating.cancel()
+            self._connection.post(Bye())
+            self._connection.close()
+
+    def _hello(self) -> None:
+        hello = Hello(VERSION, self.pipeline, self.stage, socket.gethostname(), os.getpid(), self.device)
+        self._connection.post(hello)
+
+    async def _wait_for_welcome(self, patience_s: float) -> None:
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._welcomed
+        except TimeoutError:
+            cure = "start one with `omni-broker start`, or name its address with --broker"
+            raise GuardianError(f"no broker answers at {self._endpoint}; {cure}") from None
+
+    # --- the broker
+
+    def _on_message(self, message: Any) -> None:
+        kind = type(message)
+        if kind is Welcome:
+            self._on_welcome(message)
+        elif kind is Reject:
+            if self._welcomed.done():
+                log.error("the broker refuses this worker: %s", message.reason)
+                self._leave_now.set()
+                self._stop.set()
+            else:
+                self._welcomed.set_exception(GuardianError(message.reason))
+        elif kind is Who:
+            self._hello()  # the broker was restarted, or had given us up
+        elif kind is Kill:
+            if self._engine is not None and self._engine.peer == message.worker:
+                self._kill(self._engine, message.cause)
+        elif kind is Drain:
+            self._stop.set()
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        known, self._welcome = self._welcome, welcome
+        if not self._welcomed.done():
+            self._welcomed.set_result(welcome)
+        elif known is not None and known.run != welcome.run and self._engine is not None:
+            self._kill(self._engine, "its broker was restarted")
+
+    async def _beat(self) -> None:
+        assert self._welcome is not None
+        while True:
+            self._connection.post(Beat([self._engine.peer] if self._engine else []))
+            await asyncio.sleep(self._welcome.beat_s)
+
+    # --- the engine
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._leave_now.set()  # the second signal: no more patience
+        self._stop.set()
+
+    async def _keep_alive(self) -> None:
+        pause = 0.0
+        while not self._stop.is_set():
+            engine = self._engine = await self._start()
+            cause = await self._watch(engine)
+            self._engine = None
+            self._connection.post(Died(engine.peer, cause))
+            if self._stop.is_set():
+                return
+            lived = time.monotonic() - engine.started
+            pause = 0.0 if lived > SETTLED_S else min(max(FIRST_PAUSE_S, pause * 2), LONGEST_PAUSE_S)
+            self._complain(engine, cause, pause)
+            await self._sleep(pause)
+
+    async def _start(self) -> Engine:
+        assert self._welcome is not None
+        peer = new_peer("w")
+        welcome = self._welcome
+        settings = config.EngineConfig(
+            self._endpoint,
+            peer,
+            self._connection.peer,
+            welcome.run,
+            welcome.pipeline,
+            self.stage,
+            self.device,
+        )
+        process = await asyncio.create_subprocess_exec(
+            *python("workers.worker"), stdin=PIPE, stderr=PIPE, preexec_fn=dies_with_parent(new_group=True)
+        )
+        engine = Engine(process, peer)
+        assert process.stdin is not None
+        process.stdin.write(config.encode(settings))
+        process.stdin.close()
+        return engine
+
+    async def _watch(self, engine: Engine) -> str:
+        """Until the engine's process is gone; gives the cause of its death."""
+        reading = asyncio.ensure_future(self._read_log(engine))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        exiting = asyncio.ensure_future(engine.process.wait())
+        await asyncio.wait((stopping, exiting), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not exiting.done():
+            await self._drain(engine)
+        code = await exiting
+        end_group(engine.process.pid)  # its own children, such as a model server's
+        await asyncio.wait((reading,), timeout=1.0)
+        reading.cancel()
+        return engine.cause or describe_exit(code)
+
+    async def _drain(self, engine: Engine) -> None:
+        """Asks the engine to finish what it holds, and ends it when that takes too long."""
+        engine.signal(signal.SIGTERM)
+        exiting = asyncio.ensure_future(engine.process.wait())
+        hurry = asyncio.ensure_future(self._leave_now.wait())
+        await asyncio.wait((exiting, hurry), timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not exiting.done():
+            self._kill(engine, "killed: it did not leave in time")
+            await exiting
+
+    def _kill(self, engine: Engine, cause: str) -> None:
+        engine.cause = cause
+        engine.signal(signal.SIGKILL)
+
+    async def _read_log(self, engine: Engine) -> None:
+        """Passes the engine's log on, under its name, and keeps the end for a report of its death."""
+        assert engine.process.stderr is not None
+        pipeline = self._welcome.pipeline.name if self._welcome else self.pipeline
+        name = f"{pipeline}/{self.stage}"
+        while True:
+            try:
+                line = await engine.process.stderr.readline()
+            except ValueError:  # longer than asyncio's limit of 64 KiB
+                continue
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            engine.last_lines.append(text)
+            log.info("[%s %d] %s", name, engine.process.pid, text)
+
+    def _complain(self, engine: Engine, cause: str, pause: float) -> None:
+        last = f"; it said last: {engine.last_lines[-1]}" if engine.last_lines else ""
+        when = f"in {pause:g} s" if pause else "now"
+        log.warning(
+            "%s's engine %d died (%s)%s; another starts %s", self.stage, engine.process.pid, cause, last, when
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            return
