@@ -48,6 +48,9 @@ class VitsAcousticOptions(Options, frozen=True):
     noise_scale: Annotated[float, Meta(ge=0, le=2)] | None = None  #: variation of the sound
     noise_w: Annotated[float, Meta(ge=0, le=2)] | None = None  #: variation of the phonemes' lengths
     length_scale: Factor | None = None  #: 2.0 speaks half as fast; a request's `speed` divides it
+    #: A seed gives the same speech to the bit, whatever else runs: each sentence has a pass to itself. False:
+    #: up to batch.max_batch_size share one, which can pay on a GPU.
+    exact: bool = True
 
 
 class VitsDecoderOptions(Options, frozen=True):
