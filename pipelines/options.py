@@ -83,11 +83,12 @@ class EngineInfo(NamedTuple):
     implementation: str
     options: type[Options]
     model: bool
+    gpu: bool = False  #: whether `devices: auto` means a GPU where there is one
 
 
 #: Every built-in engine by the name that a stage gives.
 ENGINES: dict[str, EngineInfo] = {
-    "vllm": EngineInfo("workers.engines.vllm:VllmEngine", VllmOptions, model=True),
+    "vllm": EngineInfo("workers.engines.vllm:VllmEngine", VllmOptions, model=True, gpu=True),
     "vits-acoustic": EngineInfo(
         "workers.engines.vits_acoustic:VitsAcousticEngine", VitsAcousticOptions, model=True
     ),
