@@ -15,7 +15,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -32,6 +32,7 @@ LONGEST_PAUSE_S = 10.0  #: between two starts of a process that keeps dying
 SETTLED_S = 10.0  #: a process that lived so long is started again at once
 DRAIN_S = 35.0  #: workers get so long to finish what they hold
 STOP_S = 8.0  #: the gateway and the broker get so long
+FRONT_S = 5.0  #: workers start after the gateway has opened its port, or after so long
 PULL_RETRY_S = 30.0
 
 
@@ -187,10 +188,24 @@ class Supervisor:
         for child in self._front:
             child.start()
         if self.settings.workers:
-            self._start_workers()
+            await self._front_is_up()
+            if not self._stop.is_set():
+                self._start_workers()
         await self._stop.wait()
         await self._shut_down()
         document.unlink(missing_ok=True)
+
+    async def _front_is_up(self) -> None:
+        """Waits until the gateway's port is open: it shall answer before models take all cores."""
+        if not self.settings.gateway:
+            return
+        deadline = time.monotonic() + FRONT_S
+        while time.monotonic() < deadline and not self._stop.is_set():
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(self.settings.host, self.settings.port)
+                writer.close()
+                return
+            await asyncio.sleep(0.02)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
