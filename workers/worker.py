@@ -6,6 +6,7 @@ Started by a guardian (:mod:`workers.guardian`), which hands over a :class:`work
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import logging
 import os
@@ -15,7 +16,6 @@ from typing import Any
 
 import msgspec
 import uvloop
-from pipelines.options import ENGINES
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Payload, body_fields, find_nonfinite, pack, pack_wait, unpack
@@ -41,6 +41,7 @@ from broker.protocol import (
     decode_to_worker,
 )
 from broker.wire import Connection
+from pipelines.options import ENGINES
 from workers import config
 from workers.engine import Engine, ItemError, Job
 from workers.inputs import Inputs
@@ -82,6 +83,7 @@ class WorkerProcess:
         self.running: dict[tuple[int, int], Running] = {}
         self.draining = False
         self.done = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self.connection = Connection(settings.endpoint, settings.worker, decode_to_worker, self._on_message)
         self._handlers: dict[type, Any] = {
             Assign: self._on_assign,
@@ -131,7 +133,7 @@ class WorkerProcess:
     def _on_assign(self, message: Assign) -> None:
         running = Running(message)
         self.running[message.request, message.stage] = running
-        running.task = asyncio.ensure_future(self._run(running))
+        running.task = self._loop.create_task(self._run(running))
 
     def _on_input(self, message: Input) -> None:
         running = self._find(message)
@@ -277,6 +279,8 @@ async def work(settings: config.EngineConfig) -> int:
     if not starting.done():
         return 0
     await starting
+    gc.collect()
+    gc.freeze()  # a model's objects stay for life: scanning them again and again would pause the jobs
     process.ready()
     await asyncio.wait((stopping, leaving), return_when=asyncio.FIRST_COMPLETED)
     if not process.done.is_set():
