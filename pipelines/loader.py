@@ -98,10 +98,14 @@ def _prepare_stages(document: dict[str, Any], folder: Path) -> None:
 def _override(settings: list[Override], documents: list[dict[str, Any]]) -> None:
     settings = sorted(settings, key=lambda item: item.key != "engine")  # it decides which options there are
     for setting in settings:
-        chosen = [document for document in documents if setting.stage in document["stages"]]
+        chosen = [document for document in documents if setting.fits(document)]
         if not chosen:
-            names = [name for document in documents for name in document["stages"]]
-            problem = f"no stage {setting.stage!r}; {choices(setting.stage, names)}"
+            several = len(documents) > 1
+            names = [
+                f"{d.get('name')}/{name}" if several else name for d in documents for name in d["stages"]
+            ]
+            wanted = f"{setting.pipeline}/{setting.stage}" if setting.pipeline else setting.stage
+            problem = f"no stage {wanted!r}; {choices(wanted, names)}"
             raise PipelineError(problem, file=f"--stage {setting.text}")
         for document in chosen:
             overrides.apply(setting, document)

@@ -2,7 +2,8 @@
 
 A key is looked up by its bare name among the stage's own fields, ``batch``, ``resources``, ``retry`` and its
 engine's options, so the names that vLLM's users know work as they are; ``batch.max_num_seqs`` and
-``options.dtype`` say the same in full. Dashes equal underscores.
+``options.dtype`` say the same in full. Dashes equal underscores. ``voice/thinker.max_num_seqs=32`` sets it in
+one of several pipelines.
 """
 
 from __future__ import annotations
@@ -24,16 +25,22 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {"batch": Batch, "resources": Resou
 class Override(NamedTuple):
     """One parsed ``stage.key=value``."""
 
+    pipeline: str  #: "" for any that has the stage
     stage: str
     key: str
     value: Any
     text: str  #: as it was given, for messages
 
+    def fits(self, document: dict[str, Any]) -> bool:
+        """Whether a pipeline's plain data has the stage that is meant."""
+        return self.pipeline in ("", document.get("name")) and self.stage in document["stages"]
+
 
 def parse(text: str) -> Override:
     """Parses ``stage.key=value``; the value is YAML. Raises :class:`PipelineError`."""
     name, equals, value = text.partition("=")
-    stage, dot, key = name.strip().partition(".")
+    owner, dot, key = name.strip().partition(".")
+    pipeline, _, stage = owner.rpartition("/")
     where = f"--stage {text}"
     if not (equals and dot and stage and key):
         raise PipelineError("expected stage.key=value, like thinker.max_num_seqs=32", file=where)
@@ -41,7 +48,7 @@ def parse(text: str) -> Override:
         parsed = plain.read(value)
     except PipelineError as error:
         raise error.within(where) from None
-    return Override(stage, key.strip().replace("-", "_"), parsed, text)
+    return Override(pipeline, stage, key.strip().replace("-", "_"), parsed, text)
 
 
 def apply(override: Override, document: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import yaml
 
+from pipelines import catalog
 from pipelines.errors import PipelineError
 from pipelines.graph import Batch, Resources, Retry, Stage
 from pipelines.loader import load, load_all
@@ -120,6 +121,15 @@ def test_an_override_reaches_only_the_pipelines_with_that_stage() -> None:
     echo, voice = load_all(["echo", "voice"], ["say.max_num_seqs=3", "thinker.max_num_seqs=4"])
     assert (echo.stages["say"].batch.max_num_seqs, echo.stages["tone"].batch.max_num_seqs) == (3, 256)
     assert voice.stages["thinker"].batch.max_num_seqs == 4
+
+
+def test_an_override_can_name_its_pipeline(tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(catalog.pipelines()["echo"].read_text().replace("name: echo", "name: other"))
+    echo, twin = load_all(["echo", other], ["other/say.max_num_seqs=3"])
+    assert (echo.stages["say"].batch.max_num_seqs, twin.stages["say"].batch.max_num_seqs) == (256, 3)
+    with pytest.raises(PipelineError, match=r"no stage 'othr/say'; did you mean other/say\?"):
+        load_all(["echo", other], ["othr/say.max_num_seqs=3"])
 
 
 def test_stages_that_share_a_map_are_set_apart(tmp_path: Path) -> None:
