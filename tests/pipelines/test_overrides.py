@@ -40,6 +40,7 @@ VALUES: dict[str, Any] = {
     "system_prompt": "Be brief: say = and a.b",
     "max_tokens": 9,
     "engine_args": {"seed": 3},
+    "exact": False,
     "noise_scale": 0.1,
     "noise_w": 0.2,
     "length_scale": 1.5,
