@@ -69,13 +69,14 @@ def endpoints(address: str | None = None) -> Endpoints:
         host = port = None
     if parts.scheme != "tcp" or not host or not port or port == 65535:
         raise AddressError(f"{address!r} is no broker address; use ipc:///folder or tcp://host:port")
-    if not _is_loopback(host):
+    if not is_loopback(host):
         raise AddressError(f"{host} is not a loopback address, and connections beyond it are not encrypted")
     name = f"[{host}]" if ":" in host else host
     return Endpoints(f"tcp://{name}:{port}", f"tcp://{name}:{port + 1}")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host's name or number."""
     if host == "localhost":
         return True
     try:

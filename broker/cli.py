@@ -1,0 +1,58 @@
+"""``omni-broker``: start, status, ask, stop, models."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from broker import shadow
+from broker.commands import models
+from broker.commands.ask import ask
+from broker.commands.common import USAGE, say
+from broker.commands.start import start
+from broker.commands.status import status
+from broker.commands.stop import stop
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Serve any-to-any models as a graph of stages.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"omni-broker {version('omni-broker')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+for _command in (start, status, ask, stop):
+    app.command()(_command)
+app.add_typer(models.app, name="models")
+
+
+def main() -> None:
+    """The console script."""
+    problem = shadow.find()
+    if problem is not None:
+        say(problem)
+        sys.exit(USAGE)
+    app(prog_name="omni-broker")
+
+
+if __name__ == "__main__":
+    main()

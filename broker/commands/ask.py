@@ -1,0 +1,164 @@
+"""`omni-broker ask`: one question, its answer as it comes, and its speech into a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import wave
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from broker.commands.common import FAILED, USAGE, errors_in_words, say
+
+if TYPE_CHECKING:
+    from broker.client import Client
+    from broker.exchange import Clip
+
+MAX_AUDIO_S = 1800.0
+
+
+def ask(  # noqa: PLR0917 - the options of a command line
+    text: Annotated[str, typer.Argument(help="The question.")] = "",
+    audio: Annotated[
+        Path | None, typer.Option(help="Speak the answer too, into this WAV file.", dir_okay=False)
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="A question by voice: WAV, FLAC, MP3, ...", exists=True, dir_okay=False),
+    ] = None,
+    pipeline: Annotated[str, typer.Option(help="Which one; needed when several are served.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(help="The answer's length at most.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.", min=0)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest word.", min=0)] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
+    ] = None,
+) -> None:
+    """Ask a running broker, and print the answer as it comes."""
+    if not text and file is None:
+        say("nothing to ask: give a TEXT or a --file")
+        raise typer.Exit(USAGE)
+    sampling = {"max_tokens": max_tokens, "temperature": temperature}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    with errors_in_words():
+        try:
+            asyncio.run(
+                _ask(text, file.read_bytes() if file else None, audio, pipeline, sampling, seed, broker)
+            )
+        except OSError as error:
+            say(str(error))
+            raise typer.Exit(FAILED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+async def _ask(  # noqa: PLR0917
+    text: str,
+    question: bytes | None,
+    audio: Path | None,
+    pipeline: str,
+    sampling: dict[str, Any],
+    seed: int | None,
+    broker: str | None,
+) -> None:
+    from broker.client import Client
+    from broker.exchange import AudioEvent, DoneEvent, TextEvent, chat, exchange
+
+    clips = [await _decode(question)] if question is not None else []
+    modalities = ("text", "audio") if audio is not None else ("text",)
+    speech = Recorder(audio) if audio is not None else None
+    first: dict[str, float] = {}
+    try:
+        async with Client(broker, kind="cli") as client:
+            name = _choose(client, pipeline)
+            asked = chat(client.pipelines[name], text, modalities, audio=clips, sampling=sampling, seed=seed)
+            begin = time.monotonic()
+            async for event in exchange(client, asked):
+                elapsed = time.monotonic() - begin
+                if isinstance(event, TextEvent):
+                    first.setdefault("text", elapsed)
+                    sys.stdout.write(event.text)
+                    sys.stdout.flush()
+                elif isinstance(event, AudioEvent) and speech is not None:
+                    first.setdefault("audio", elapsed)
+                    speech.write(event.audio, event.sample_rate)
+                elif isinstance(event, DoneEvent):
+                    sys.stdout.write("\n")
+                    sys.stdout.flush()
+                    say(summary(first, elapsed, speech))
+    finally:
+        if speech is not None:
+            speech.close()
+
+
+async def _decode(file: bytes) -> Clip:
+    from broker.gateway.errors import ApiError
+    from broker.gateway.media import decode
+
+    try:
+        return await decode(file, "--file", max_s=MAX_AUDIO_S)
+    except ApiError as error:
+        say(error.message)
+        raise typer.Exit(USAGE) from None
+
+
+def _choose(client: Client, wanted: str) -> str:
+    served = list(client.pipelines)
+    if wanted in served:
+        return wanted
+    if not wanted and len(served) == 1:
+        return served[0]
+    problem = f"no pipeline {wanted!r} is served" if wanted else "several pipelines are served"
+    say(f"{problem}; name one with --pipeline: {', '.join(served)}")
+    raise typer.Exit(USAGE)
+
+
+class Recorder:
+    """Writes speech into a WAV file (16 bit, mono) as it comes; without any there will be no file.
+
+    The file is made at once, so that one that can't be written is known before anything is computed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.seconds = 0.0
+        self.path = path
+        self._file: BinaryIO = path.open("wb")
+        self._wave: wave.Wave_write | None = None
+
+    def write(self, samples: Any, rate: int) -> None:
+        """More samples: float32, in [-1, 1]."""
+        from broker.gateway.audio import to_int16
+
+        if self._wave is None:
+            self._wave = wave.open(self._file, "wb")  # noqa: SIM115 - closed in close()
+            self._wave.setnchannels(1)
+            self._wave.setsampwidth(2)
+            self._wave.setframerate(rate)
+        self._wave.writeframes(to_int16(samples))
+        self.seconds += len(samples) / rate
+
+    def close(self) -> None:
+        """Sets the sizes in the header."""
+        if self._wave is not None:
+            self._wave.close()
+        self._file.close()
+        if self._wave is None:
+            os.unlink(self.path)
+
+
+def summary(first: dict[str, float], elapsed: float, speech: Recorder | None) -> str:
+    """The times of an answer, in words."""
+    parts = []
+    if "text" in first:
+        parts.append(f"first token after {first['text']:.2f} s")
+    if "audio" in first:
+        parts.append(f"first audio after {first['audio']:.2f} s")
+    parts.append(f"all after {elapsed:.2f} s")
+    if speech is not None and speech.seconds:
+        factor = elapsed / speech.seconds
+        parts.append(f"{speech.seconds:.1f} s of speech in {speech.path} (real-time factor {factor:.2f})")
+    return ", ".join(parts)

@@ -1,0 +1,122 @@
+"""`omni-broker status`: stages, queues and workers, live in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.commands.common import errors_in_words
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+EVERY_S = 1.0
+
+
+def status(
+    once: Annotated[bool, typer.Option("--once", help="Print it once, also in a terminal.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The broker's whole report, as JSON.")] = False,
+    broker: Annotated[
+        str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
+    ] = None,
+) -> None:
+    """Show the stages, their queues and their workers."""
+    with errors_in_words():
+        if as_json:
+            typer.echo(json.dumps(asyncio.run(_report(broker)), indent=2))
+        elif once or not sys.stdout.isatty():
+            from rich.console import Console
+
+            console = Console()
+            if not console.is_terminal:
+                console.width = 160  # a pipe has no width: don't cut lines for it
+            console.print(_view(asyncio.run(_report(broker))))
+        else:
+            try:
+                asyncio.run(_live(broker))
+            except KeyboardInterrupt:
+                return
+
+
+async def _report(broker: str | None) -> dict[str, Any]:
+    from broker.client import Client
+
+    async with Client(broker, kind="cli") as client:
+        return await client.inspect("status")
+
+
+async def _live(broker: str | None) -> None:
+    from rich.live import Live
+
+    from broker.client import Client
+
+    async with Client(broker, kind="cli") as client:
+        with Live(_view(await client.inspect("status")), auto_refresh=False) as live:
+            while True:
+                await asyncio.sleep(EVERY_S)
+                live.update(_view(await client.inspect("status")), refresh=True)
+
+
+def _view(report: dict[str, Any]) -> Group:
+    from rich.console import Group
+    from rich.markup import escape
+
+    missing = escape(", ".join(report["missing"]))
+    head = "[green]ready[/]" if report["ready"] else f"[yellow]not ready[/]: no worker for {missing}"
+    tables, clients = report["tables"], report["clients"]
+    kinds = sorted({client["kind"] for client in clients})
+    who = ", ".join(f"{sum(c['kind'] == kind for c in clients)} {escape(kind)}" for kind in kinds) or "none"
+    foot = (
+        f"requests {tables['requests']}, queued {tables['queued']}, running {tables['running']}, "
+        f"shared memory {tables['block_bytes'] / 2**20:.1f} MiB in {tables['blocks']} blocks; clients: {who}"
+    )
+    refused = ", ".join(f"{escape(kind)} {count}" for kind, count in report["refused"].items())
+    return Group(head, _stages(report), _workers(report), foot, *([f"refused: {refused}"] if refused else []))
+
+
+def _stages(report: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table("stage", "engine", title="Stages", title_justify="left")
+    for name in ("queued", "running", "workers", "starting", "done", "attempts", "failed", "deaths"):
+        table.add_column(name, justify="right")
+    for pipeline, one in report["pipelines"].items():
+        for name, stage in one["stages"].items():
+            tasks = stage["tasks"]
+            numbers = [stage["queued"], stage["running"], len(stage["workers"]), stage["starting"]]
+            numbers += [tasks[key] for key in ("done", "attempts", "failed", "deaths")]
+            table.add_row(f"{pipeline}/{name}", stage["engine"], *map(str, numbers))
+    return table
+
+
+def _workers(report: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table("worker", "pid", "device", "state", "running", "up", title="Workers", title_justify="left")
+    for pipeline, one in report["pipelines"].items():
+        for name, stage in one["stages"].items():
+            for worker in stage["workers"]:
+                state = "draining" if worker["draining"] else "busy" if worker["running"] else "idle"
+                table.add_row(
+                    f"{pipeline}/{name}",
+                    f"{worker['pid']}",
+                    worker["device"],
+                    state,
+                    f"{worker['running']}",
+                    uptime(worker["up_s"]),
+                )
+    return table
+
+
+def uptime(seconds: float) -> str:
+    """ "42 s", "3 min 5 s" or "2 h 7 min"."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
