@@ -91,7 +91,13 @@ class RequestStream:
         while not self._waiting:
             if self._ended:
                 if self._error is not None:
-                    raise self._error
+                    error, self._error = self._error, None
+                    try:
+                        raise error
+                    finally:
+                        # Its traceback holds the reader's frames, and those the last payload's memory: no
+                        # cycle may keep them.
+                        del error
                 raise StopAsyncIteration
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake

@@ -101,8 +101,6 @@ def from_decoding(error: Exception, prefix: str = "") -> ApiError:
 
 def from_exception(error: BaseException) -> ApiError:
     """Any failure of a request, for the caller; what nobody expected goes to the log, not to the caller."""
-    if isinstance(error, BaseExceptionGroup):
-        return from_exception(error.exceptions[0])
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BrokerError):

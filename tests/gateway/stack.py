@@ -49,7 +49,7 @@ def pipelines() -> list[Pipeline]:
         edges=[Edge(REQUEST, "say"), Edge("say", "tone"), Edge("tone", "sum")],
         endpoints={
             "chat": Endpoint(outputs=["text", "audio"]),
-            "speech": Endpoint(input="say", outputs=["audio"]),
+            "speech": Endpoint(outputs=["audio"]),
         },
     )
     one = Stage("function", options={"op": "say"}, batch=Batch(max_num_seqs=1), retry=Retry(attempts=2))
