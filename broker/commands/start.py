@@ -53,6 +53,8 @@ def start(  # noqa: PLR0917 - the options of a command line
     from broker.address import AddressError, is_loopback, make_run_dir, run_dir
     from broker.supervisor import AlreadyRunning, Settings, supervise
     from pipelines.catalog import DEFAULT_PIPELINE
+    from pipelines.checks import check_local_devices
+    from pipelines.devices import gpu_count
     from pipelines.errors import PipelineError
     from pipelines.loader import load_all
 
@@ -68,6 +70,9 @@ def start(  # noqa: PLR0917 - the options of a command line
             run_dir=make_run_dir(run_dir()),
             log_level=log_level,
         )
+        if workers:
+            for loaded in settings.pipelines:
+                check_local_devices(loaded, gpu_count())
     except (PipelineError, AddressError) as error:
         say(str(error))
         raise typer.Exit(USAGE) from None
