@@ -1,0 +1,37 @@
+"""`omni-broker start` with a pipeline that can't run ends at once, in one line, before any process is made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CASES = {
+    "key": (["--stage", "thinker.max_num_seq=3"], "did you mean max_num_seqs?"),
+    "stage": (["--stage", "9.max_num_seqs=3"], "no stage '9'; Allowed: ears, thinker, talker, code2wav"),
+    "pipeline": (["--pipeline", "voise"], "did you mean voice?"),
+    "alias": (["--omni-stage-config", "no/such.yaml"], "no/such.yaml: no such file"),
+    "gpu": (["--stage", "thinker.devices=cuda:700"], "'cuda:700' is not on this machine"),
+    "ranks": (
+        ["--stage", "thinker.devices=[cpu]", "--stage", "thinker.tensor-parallel-size=4"],
+        "4 ranks, but devices lists only 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_start_ends_with_one_line(tmp_path: Path, case: str) -> None:
+    options, says = CASES[case]
+    command = [sys.executable, "-P", "-m", "broker.cli", "start", "--port", "0", *options]
+    environment = {**os.environ, "OMNI_RUN_DIR": str(tmp_path / "run")}
+    began = time.monotonic()
+    got = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30, env=environment)
+    assert time.monotonic() - began < 5  # well under a second when the machine has nothing else to do
+    assert got.returncode == 2
+    assert says in got.stderr
+    assert len(got.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists() or os.listdir(tmp_path / "run") == []
