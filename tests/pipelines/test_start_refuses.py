@@ -1,4 +1,4 @@
-"""`omni-broker start` with a pipeline that can't run ends at once, in one line, before any process is made."""
+"""`omni-broker start` ends at once, in one line, when a pipeline can't run: before any process is made."""
 
 from __future__ import annotations
 
