@@ -51,6 +51,7 @@ class VitsAcousticOptions(Options, frozen=True):
     #: A seed gives the same speech to the bit, whatever else runs: each sentence has a pass to itself. False:
     #: up to batch.max_batch_size share one, which can pay on a GPU.
     exact: bool = True
+    voices: list[str] = []  #: names that callers may give the voice, beside "default"; []: the model's own
 
 
 class VitsDecoderOptions(Options, frozen=True):

@@ -62,7 +62,7 @@ class BatchingEngine(Generic[Item, Result]):
         self._loop = asyncio.create_task(self._serve())
 
     async def stop(self) -> None:
-        """Stops serving; items that still wait are cancelled."""
+        """Stops serving; items that are not finished are cancelled."""
         if self._loop is not None:
             self._loop.cancel()
             await asyncio.wait([self._loop])
@@ -85,7 +85,11 @@ class BatchingEngine(Generic[Item, Result]):
         while True:
             await self._next_arrival(None)
             while batch := await self._collect():
-                await self._compute(batch)
+                try:
+                    await self._compute(batch)
+                finally:
+                    for entry in batch:
+                        entry.future.cancel()  # without effect on those that are done: all, unless we stop
 
     async def _collect(self) -> list[_Entry[Item, Result]]:
         """Takes the oldest item and its company from the queue; [] when nobody waits any more."""

@@ -94,7 +94,7 @@ class VitsAcousticEngine(BatchingEngine[Utterance, NDArray[np.float32]]):
                     text = ""  # it stands in the first of the sentence's payloads
 
     def _check_voice(self, voice: str) -> None:
-        offered = (self._voice.name, DEFAULT_VOICE)
+        offered = [*(self.options.voices or [self._voice.name]), DEFAULT_VOICE]
         if voice not in offered:
             names = ", ".join(offered)
             raise ItemError(f"voice: no voice {voice[:80]!r}; there are {names}", status=400, param="voice")

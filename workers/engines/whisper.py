@@ -26,7 +26,7 @@ from workers.params import checked
 
 SAMPLE_RATE = 16_000
 
-#: A clip below this is too short for a word, and the model makes words up when it has nothing to hear.
+#: A clip below this is too short for a word.
 SHORTEST_S = 0.1
 
 T = TypeVar("T")
@@ -118,6 +118,7 @@ class WhisperEngine:
             initial_prompt=params.prompt or None,
             temperature=params.temperature,
             beam_size=self.options.beam_size,
+            vad_filter=True,  # in silence the model hears words that nobody said
             condition_on_previous_text=False,  # else one slip is repeated to the clip's end
         )
         return iter(segments), info.language
