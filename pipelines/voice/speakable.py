@@ -38,6 +38,7 @@ _REWRITES = [
     (re.compile(r"https?://(?:www\.)?([^\s/<>()]+)[^\s<>()]*"), r"\1"),  # addresses: their host
     (re.compile(r"</?[A-Za-z][^<>]*>"), " "),  # HTML tags
     (re.compile(r"^[ \t]*(?:#{1,6}|>+|[-*+•])[ \t]+", re.MULTILINE), ""),  # headings, quotes, list bullets
+    (re.compile(r"^([ \t]*\d{1,2})[.)][ \t]+", re.MULTILINE), r"\1, "),  # numbers of list items: a pause
     (re.compile(r"(?<=[\w)]) \* (?=[\w(])"), " times "),
     (re.compile(r"(?<=\w)_(?=\w)|[|\\]"), " "),  # snake_case, tables, escapes
     (re.compile(r"[*`]+|_+|~~+|[\[\]{}]|\$\$"), ""),  # emphasis, what is left of links, formulas

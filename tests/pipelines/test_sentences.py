@@ -100,7 +100,7 @@ def test_what_is_said_is_one_line_with_something_in_it(text: str) -> None:
         ('"Really?" he said. "Yes!" She left.', ['"Really?" he said.', '"Yes!"', "She left."]),
         ("Well... maybe. So… It is.", ["Well... maybe.", "So…", "It is."]),
         ("lower case. is also text. ok", ["lower case.", "is also text.", "ok"]),
-        ("1. Paris is big.\n2. Rome\n- Bonn", ["1. Paris is big.", "2. Rome", "Bonn"]),
+        ("1. Paris is big.\n2. Rome\n- Bonn", ["1, Paris is big.", "2, Rome", "Bonn"]),
         ("# Cities\nParis is a\nlarge city.", ["Cities", "Paris is a large city."]),
         ("你好。世界！「好。」好", ["你好。", "世界！", "「好。」", "好"]),
         ("क्या? हाँ। ठीक।", ["क्या?", "हाँ।", "ठीक।"]),
