@@ -30,7 +30,7 @@ def check(pipeline: Pipeline) -> None:
         raise PipelineError("a pipeline needs at least one output", key="outputs")
     for name, stage in pipeline.stages.items():
         _check_name(name)
-        check_stage(stage, f"stages.{name}")
+        _check_stage(stage, f"stages.{name}")
     for number, edge in enumerate(pipeline.edges):
         _check_edge(edge, f"edges[{number}]", pipeline)
     _check_twice(pipeline.edges)
@@ -57,7 +57,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def check_stage(stage: Stage, key: str) -> None:
+def _check_stage(stage: Stage, key: str) -> None:
     """One stage by itself."""
     info = ENGINES.get(stage.engine)
     if info is None and not _IN_MODULE.fullmatch(stage.engine):
