@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,23 +145,37 @@ def be_a_file(path: Path) -> None:
     path.write_bytes(b"")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        truncate,
-        lose_a_file,
-        lose_the_manifest,
-        cut_the_manifest,
-        zero_the_manifest,
-        come_from_another_wheel,
-        come_from_an_older_converter,
-        be_a_file,
-    ],
-)
-def test_a_broken_cache_is_noticed_and_made_anew(model: Model, damage: Callable[[Path], None]) -> None:
+DAMAGES = [
+    truncate,
+    lose_a_file,
+    lose_the_manifest,
+    cut_the_manifest,
+    zero_the_manifest,
+    come_from_another_wheel,
+    come_from_an_older_converter,
+    be_a_file,
+]
+
+
+def test_a_broken_cache_is_noticed(model: Model, tmp_path: Path) -> None:
+    path, _ = steps_of()
+    shutil.copytree(path, tmp_path / "whole")
+    for damage in DAMAGES:
+        damage(path)
+        assert not Entry(model).intact(), damage
+        assert not next(info for info in models.list_models() if info.model.name == "tiny").cached
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+        shutil.copytree(tmp_path / "whole", path)
+        assert Entry(model).intact(hashes=True)
+
+
+@pytest.mark.parametrize("damage", [truncate, be_a_file])
+def test_a_broken_cache_is_made_anew(model: Model, damage: Callable[[Path], None]) -> None:
     path, _ = steps_of()
     damage(path)
-    assert not next(info for info in models.list_models() if info.model.name == "tiny").cached
     assert steps_of() == (path, PULLED)
     assert Entry(model).intact(hashes=True)
 

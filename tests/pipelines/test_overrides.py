@@ -41,6 +41,7 @@ VALUES: dict[str, Any] = {
     "max_tokens": 9,
     "engine_args": {"seed": 3},
     "exact": False,
+    "voices": ["en"],
     "noise_scale": 0.1,
     "noise_w": 0.2,
     "length_scale": 1.5,
