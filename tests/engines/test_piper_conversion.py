@@ -10,6 +10,7 @@ import pytest
 
 from pipelines import models
 from pipelines.convert.piper import convert
+from workers.optional import library
 
 onnx = pytest.importorskip("onnx")
 
@@ -58,8 +59,7 @@ def test_the_halves_have_plain_inputs_and_no_randomness() -> None:
 
 @pytest.mark.models
 def test_frame_noise_is_used_over_and_over_when_it_is_short() -> None:
-    import onnxruntime
-
+    onnxruntime = library("onnxruntime", "speech")
     folder = models.ensure("piper-en-us-joe")
     session = onnxruntime.InferenceSession(str(folder / "acoustic.onnx"))
     ids = np.array([[1, 0, 20, 0, 59, 0, 24, 0, 100, 0, 2]], np.int64)

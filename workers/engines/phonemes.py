@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from workers.engines.vits import Voice
-from workers.optional import MissingLibrary
+from workers.optional import library
 
 PAD, BEGIN, END = "_", "^", "$"
 
@@ -17,11 +15,7 @@ class Phonemizer:
     """Turns sentences into what a voice's acoustic model reads. Not for several threads at once."""
 
     def __init__(self, voice: Voice) -> None:
-        try:
-            from piper.phonemize_espeak import EspeakPhonemizer
-        except ImportError as error:
-            raise MissingLibrary("piper-tts", "speech") from error
-        self._espeak: Any = EspeakPhonemizer()
+        self._espeak = library("piper.phonemize_espeak", "speech").EspeakPhonemizer()
         self._language = voice.espeak.voice
         self._ids = voice.phoneme_id_map
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines import models
 from pipelines.graph import Stage
 from workers.engine import ItemError
-from workers.optional import MissingLibrary
+from workers.optional import library
 
 log = logging.getLogger("worker")
 
@@ -72,10 +72,7 @@ def open_voice(stage: Stage) -> tuple[Path, Voice]:
 
 def open_session(file: Path, stage: Stage, device: str) -> Any:
     """An ``onnxruntime.InferenceSession`` on the device, with the stage's number of threads."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingLibrary("onnxruntime", "speech") from error
+    onnxruntime = library("onnxruntime", "speech")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = stage.resources.threads
     options.inter_op_num_threads = 1

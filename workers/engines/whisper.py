@@ -21,7 +21,7 @@ from pipelines import models
 from pipelines.graph import Stage
 from pipelines.options import WhisperOptions, options_of
 from workers.engine import ItemError, Job
-from workers.optional import MissingLibrary
+from workers.optional import library
 from workers.params import checked
 
 SAMPLE_RATE = 16_000
@@ -59,12 +59,8 @@ class WhisperEngine:
         self._language(None)
 
     def _load(self) -> Any:
-        try:
-            from faster_whisper import WhisperModel
-        except ImportError as error:
-            raise MissingLibrary("faster-whisper", "speech") from error
         kind, _, number = self.device.partition(":")
-        return WhisperModel(
+        return library("faster_whisper", "speech").WhisperModel(
             str(models.ensure(self.stage.model or "")),
             device=kind,
             device_index=int(number or 0),
