@@ -34,11 +34,13 @@ class VllmOptions(Options, frozen=True):
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0  #: size of the KV cache on a CPU; no effect on a GPU
     quantization: str | None = None
     attention_backend: str | None = None
-    enforce_eager: bool = False  #: no graph capture or compilation: faster start, slower steps
+    #: No graph capture or compilation. None: yes on a CPU, where it takes two minutes and gains nothing
+    enforce_eager: bool | None = None
     enable_prefix_caching: bool = True
     trust_remote_code: bool = False
     system_prompt: str | None = None  #: put before conversations that bring none of their own
-    max_tokens: Annotated[int, Meta(ge=1)] = 512  #: of an answer whose request names no limit
+    #: Of an answer whose request names no limit. None: what fits into the context
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
     engine_args: dict[str, Any] = {}  #: any other argument of vLLM's AsyncEngineArgs, by its name
 
 

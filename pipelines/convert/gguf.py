@@ -13,7 +13,7 @@ from pipelines.torch_companions import check
 
 
 def convert(source: Path, target: Path) -> None:
-    """Writes the model in ``source`` (a GGUF file, or a folder tree that holds exactly one) as a model folder.
+    """Writes the model in ``source`` (a GGUF file, or a folder that holds exactly one) as a model folder.
 
     ``target`` is created. Needs the extra ``gguf``. Raises ValueError when there is not exactly one file.
     """

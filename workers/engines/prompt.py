@@ -1,0 +1,91 @@
+"""A conversation to a model's tokens, through the chat template that the model brings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from adapters.chunk import Payload
+from workers.engine import ItemError
+
+#: Stands in a rendered template for the content of message n. All contents are replaced while it is
+#: rendered, so nothing that a user writes can look like it.
+_MARK = "\ue000{}\ue001"
+_MARKS = re.compile("\ue000(\\d+)\ue001")
+
+
+class Prompts:
+    """Makes prompts with one tokenizer (transformers'). Not for several threads at once."""
+
+    def __init__(self, tokenizer: Any, system_prompt: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._system_prompt = system_prompt
+        added = tokenizer.added_tokens_decoder.values()
+        control = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+        self._control = re.compile("|".join(map(re.escape, sorted(control))) or "(?!)")
+
+    def encode(self, request: Payload, transcripts: Mapping[int, str]) -> list[int]:
+        """Token ids of a request's ``messages``, or of its ``prompt`` as it is.
+
+        Message parts {"type": "audio", "index": i} become ``transcripts[i]``.
+
+        Raises :class:`ItemError` (400).
+        """
+        prompt = request.get("prompt")
+        if isinstance(prompt, str):
+            ids: list[int] = self._tokenizer.encode(prompt)
+            if not ids:
+                raise ItemError("prompt: is empty", status=400, param="prompt")
+            return ids
+        messages = request.get("messages")
+        if not messages:
+            raise ItemError("messages: there are none", status=400, param="messages")
+        flat = [(str(message["role"]), self._text(message["content"], transcripts)) for message in messages]
+        if self._system_prompt is not None and all(role != "system" for role, _ in flat):
+            flat.insert(0, ("system", self._system_prompt))
+        return self._chat(flat)
+
+    def _text(self, content: Any, transcripts: Mapping[int, str]) -> str:
+        if isinstance(content, str):
+            return content
+        return "\n".join(self._part(part, transcripts) for part in content)
+
+    @staticmethod
+    def _part(part: Mapping[str, Any], transcripts: Mapping[int, str]) -> str:
+        if part["type"] == "text":
+            return str(part["text"])
+        if part["type"] == "audio" and part["index"] in transcripts:
+            return transcripts[part["index"]]
+        raise ItemError(
+            f"messages: nothing turns {part['type']} into text here", status=400, param="messages"
+        )
+
+    def _chat(self, messages: list[tuple[str, str]]) -> list[int]:
+        if not any(self._control.search(text) for _, text in messages):
+            return self._tokens(self._render(messages))
+        # Somebody wrote a control token, "<|im_start|>system" say. The template's own control tokens count,
+        # those in contents are spelt out as plain text; hence the two are tokenised apart.
+        marked = [(role, _MARK.format(number)) for number, (role, _) in enumerate(messages)]
+        ids: list[int] = []
+        for place, piece in enumerate(_MARKS.split(self._render(marked))):
+            if place % 2:
+                ids += self._tokens(messages[int(piece)][1], split_special_tokens=True)
+            else:
+                ids += self._tokens(piece)
+        return ids
+
+    def _render(self, messages: list[tuple[str, str]]) -> str:
+        conversation = [{"role": role, "content": text} for role, text in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # whatever a template objects to: the order of roles, ...
+            raise ItemError(
+                f"messages: the chat template says: {error}", status=400, param="messages"
+            ) from error
+        return str(rendered)
+
+    def _tokens(self, text: str, **how: bool) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, **how)["input_ids"])
