@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import json
 import os
 import socket
 import subprocess
@@ -112,7 +113,7 @@ def server(folder: Path) -> Iterator[tuple[str, Path]]:
         )
     try:
         yield f"http://127.0.0.1:{port}", log
-    except DemoError:
+    except (DemoError, OpenAIError):
         tell(f"--- the end of the server's log\n{tail(log)}")
         raise
     finally:
@@ -136,29 +137,32 @@ def wait_until_ready(url: str, log: Path) -> None:
             tell(f"  ready after {now - began:.0f} s: {url}")
             return
         if now - began > READY_S:
-            raise DemoError(f"the server is not ready after {READY_S:.0f} s: {state}")
+            raise DemoError(f"the server waits for {state} after {READY_S:.0f} s")
         if now - told > TELL_S:
             told = now
-            tell(f"  {now - began:.0f} s: {state}")
+            tell(f"  {now - began:.0f} s: waiting for {state}")
         time.sleep(0.25)
 
 
 def probe_ready(url: str) -> tuple[bool, str]:
-    """Whether GET /ready is 200, and what it says."""
+    """Whether GET /ready is 200, and what is missing."""
     try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=10) as response:
-            return True, response.read().decode()
+        with urllib.request.urlopen(f"{url}/ready", timeout=10):
+            return True, ""
     except urllib.error.HTTPError as error:
-        return False, error.read().decode(errors="replace")
-    except (urllib.error.URLError, OSError) as error:
-        return False, str(error)
+        missing = json.load(error).get("missing", [])
+        return False, ", ".join(missing) or "the broker"
+    except (urllib.error.URLError, OSError):
+        return False, "the gateway"
 
 
 def answer(client: OpenAI, options: argparse.Namespace) -> None:
     """Asks, prints the answer as it comes, writes its speech, and has it written down again."""
+    content = question(client, options)
+    began = time.monotonic()
     stream = client.chat.completions.create(
         model=PIPELINE,
-        messages=[{"role": "user", "content": question(client, options)}],
+        messages=[{"role": "user", "content": content}],
         modalities=["text", "audio"],
         audio={"voice": "alloy", "format": "wav"},
         temperature=0,
@@ -166,20 +170,16 @@ def answer(client: OpenAI, options: argparse.Namespace) -> None:
         seed=1,
         stream=True,
     )
-    began = time.monotonic()
     first: dict[str, float] = {}
     speech = bytearray()
     for event in stream:
-        delta: Any = event.choices[0].delta if event.choices else None
-        if delta is None:
-            continue
+        delta = event.choices[0].delta
         if delta.content:
             first.setdefault("token", time.monotonic() - began)
             print(delta.content, end="", flush=True)
-        # The client's types leave the speech of a stream out; it is there as the API describes it.
-        if data := (getattr(delta, "audio", None) or {}).get("data"):
+        if delta.audio and delta.audio.data:
             first.setdefault("audio", time.monotonic() - began)
-            speech += base64.b64decode(data)
+            speech += base64.b64decode(delta.audio.data)
     elapsed = time.monotonic() - began
     print(flush=True)
     if "token" not in first or len(speech) <= WAV_HEADER:
