@@ -26,6 +26,10 @@ Messages = list[dict[str, Any]]
 TEXT, AUDIO, TRANSCRIPT = "text", "audio", "transcript"
 
 
+class CannotDo(ValueError):
+    """Something is asked of a pipeline that it does not offer, or the question makes no sense."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """Arguments of :meth:`broker.client.Client.submit`; the seed is always known."""
@@ -196,7 +200,7 @@ def chat(
         voice: Parameters for the stages that only speech needs.
         seed: Drawn if absent.
 
-    Raises ValueError for what the pipeline can't do.
+    Raises CannotDo for what the pipeline can't do.
     """
     endpoint = _endpoint(pipeline, "chat")
     outputs = list(endpoint.outputs if modalities is None else modalities)
@@ -204,7 +208,7 @@ def chat(
     payload: Payload = {"messages": _messages(prompt, len(audio))}
     if audio:
         if not any(stage.when == AUDIO for stage in pipeline.stages.values()):
-            raise ValueError(f"{pipeline.name} takes no audio")
+            raise CannotDo(f"{pipeline.name} takes no audio")
         payload["audio"] = list(audio)
     ours: Params = {}
     if sampling and TEXT in pipeline.outputs:
@@ -224,7 +228,7 @@ def chat(
 def speech(
     pipeline: Pipeline, text: str, *, voice: dict[str, Any], params: Params | None, seed: int | None
 ) -> Question:
-    """Text to be spoken as it is. Raises ValueError for a pipeline that can't."""
+    """Text to be spoken as it is. Raises CannotDo for a pipeline that can't."""
     endpoint = _endpoint(pipeline, "speech")
     ours: Params = {stage: dict(voice) for stage in _speakers(pipeline)} if voice else {}
     given = {endpoint.input: [{"text": text}]}
@@ -234,7 +238,7 @@ def speech(
 def transcription(
     pipeline: Pipeline, clip: Clip, *, options: dict[str, Any], params: Params | None
 ) -> Question:
-    """Speech to be written down. Raises ValueError for a pipeline that can't."""
+    """Speech to be written down. Raises CannotDo for a pipeline that can't."""
     endpoint = _endpoint(pipeline, "transcriptions")
     output = endpoint.outputs[0]
     ours: Params = {pipeline.outputs[output]: options} if options else {}
@@ -246,23 +250,23 @@ def _endpoint(pipeline: Pipeline, name: str) -> Endpoint:
     endpoint = pipeline.endpoints.get(name)
     if endpoint is None:
         offered = ", ".join(pipeline.endpoints) or "none"
-        raise ValueError(f"{pipeline.name} has no {name} endpoint; it has: {offered}")
+        raise CannotDo(f"{pipeline.name} has no {name} endpoint; it has: {offered}")
     return endpoint
 
 
 def _check_outputs(pipeline: Pipeline, outputs: list[str]) -> None:
     if not outputs:
-        raise ValueError("no output is asked for")
+        raise CannotDo("no output is asked for")
     for name in outputs:
         if name not in pipeline.outputs:
             offered = ", ".join(pipeline.outputs)
-            raise ValueError(f"{pipeline.name} has no output {name!r}; it has: {offered}")
+            raise CannotDo(f"{pipeline.name} has no output {name!r}; it has: {offered}")
 
 
 def _messages(prompt: str | Messages, clips: int) -> Messages:
     messages: Messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     if not messages:
-        raise ValueError("there are no messages")
+        raise CannotDo("there are no messages")
     contents = [m.get("content") for m in messages]
     placed = any(
         isinstance(part, dict) and part.get("type") == AUDIO
@@ -273,7 +277,7 @@ def _messages(prompt: str | Messages, clips: int) -> Messages:
     if clips and not placed:
         last = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
         if last < 0:
-            raise ValueError("there is audio, but no user message that it could belong to")
+            raise CannotDo("there is audio, but no user message that it could belong to")
         messages[last] = {**messages[last], "content": _with_clips(contents[last], clips)}
     return messages
 

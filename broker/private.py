@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from broker.address import AddressError, make_run_dir
 from broker.client import BrokerGone, Client
 
 SILENT_S = 2.0  #: longer waits are explained
@@ -36,7 +37,7 @@ class PrivateBroker:
     """
 
     def __init__(self, pipeline: str, stage: Sequence[str] = ()) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="omni-"))
+        self._folder = _folder()
         self.address = f"ipc://{self._folder}"
         self._log = self._folder / "log.txt"
         command = ["broker.cli", "start", "--pipeline", pipeline, "--no-gateway", "--stop-with-stdin"]
@@ -72,9 +73,9 @@ class PrivateBroker:
                     pass  # not up yet
             else:
                 report = await client.inspect("ready")
-                if report["ready"]:
+                missing = [name for name in report["missing"] if _kept(client, name)]
+                if not missing:
                     return
-                missing = report["missing"]
             now = time.monotonic()
             what = ", ".join(missing) if missing else "the broker"
             if now - begin > timeout_s:
@@ -102,3 +103,19 @@ class PrivateBroker:
         if self._process.stdin is not None:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _kept(client: Client, name: str) -> bool:
+    """Whether workers are kept for a stage ("pipeline/stage"); with no replicas they come by hand."""
+    pipeline, _, stage = name.partition("/")
+    return client.pipelines[pipeline].stages[stage].resources.replicas > 0
+
+
+def _folder() -> Path:
+    """A new run folder. Raises OmniError when temporary folders lie too deep for sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="omni-"))
+    try:
+        return make_run_dir(folder)
+    except AddressError:
+        folder.rmdir()
+        raise OmniError(f"{folder} is too long for a socket's path; set TMPDIR to a shorter one") from None

@@ -22,11 +22,12 @@ def errors_in_words() -> Iterator[None]:
     from broker.address import AddressError
     from broker.api import OmniError
     from broker.client import BrokerError
+    from broker.exchange import CannotDo
     from pipelines.errors import ModelError, PipelineError
 
     try:
         yield
-    except (PipelineError, AddressError) as error:
+    except (PipelineError, AddressError, CannotDo) as error:
         say(str(error))
         raise typer.Exit(USAGE) from None
     except (ModelError, BrokerError, OmniError) as error:
