@@ -82,6 +82,7 @@ class WorkerProcess:
         self.arena = SharedMemory(settings.run)
         self.running: dict[tuple[int, int], Running] = {}
         self.draining = False
+        self._leaving = False  #: the last Bye is under way
         self.done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.connection = Connection(settings.endpoint, settings.worker, decode_to_worker, self._on_message)
@@ -111,12 +112,19 @@ class WorkerProcess:
             handler(message)
 
     def _on_drain(self, message: Drain) -> None:
+        if self._leaving:
+            self.done.set()
         self.draining = True
         self._leave_if_empty()
 
     def _leave_if_empty(self) -> None:
-        if self.draining and not self.running:
-            self.done.set()
+        """Says Bye once more: its answer means that the broker has read all our results.
+
+        The guardian reports our end over another connection, which must not overtake them.
+        """
+        if self.draining and not self.running and not self._leaving:
+            self._leaving = True
+            self.connection.post(Bye())
 
     def _on_reject(self, message: Reject) -> None:
         log.error("the broker refuses this worker: %s", message.reason)
