@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from broker import shadow
+
 
 def worker(  # noqa: PLR0917 - the options of a command line
     stage: Annotated[str, typer.Option(help="The stage to work for, for example `talker`.")],
@@ -41,6 +43,10 @@ def worker(  # noqa: PLR0917 - the options of a command line
 
 def main() -> None:
     """The console script."""
+    problem = shadow.find()
+    if problem is not None:
+        typer.echo(f"omni-worker: {problem}", err=True)
+        sys.exit(2)
     typer.run(worker)
 
 
