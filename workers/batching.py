@@ -88,8 +88,7 @@ class BatchingEngine(Generic[Item, Result]):
                 try:
                     await self._compute(batch)
                 finally:
-                    for entry in batch:
-                        entry.future.cancel()  # without effect on those that are done: all, unless we stop
+                    _give_up(batch)
 
     async def _collect(self) -> list[_Entry[Item, Result]]:
         """Takes the oldest item and its company from the queue; [] when nobody waits any more."""
@@ -139,6 +138,16 @@ class BatchingEngine(Generic[Item, Result]):
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+
+def _give_up(batch: Sequence[_Entry[Any, Any]]) -> None:
+    """Cancels what is not done: nothing, unless the engine stops.
+
+    A function, because a loop's variable would outlive the loop there and hold the last item, and with it a
+    block of shared memory, for as long as nothing else comes.
+    """
+    for entry in batch:
+        entry.future.cancel()
 
 
 class _Entry(Generic[Item, Result]):

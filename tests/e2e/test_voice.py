@@ -46,6 +46,12 @@ def spoken(question: str, form: str = "pcm16", **more: Any) -> dict[str, Any]:
     return chat(question, modalities=["text", "audio"], audio=audio, **more)
 
 
+def audio_of(delta: Any) -> bytes:
+    """The audio bytes of one streamed delta."""
+    audio = getattr(delta, "audio", None)
+    return base64.b64decode((getattr(audio, "data", None) or "") if audio else "")
+
+
 async def joined(stream: Any) -> tuple[str, bytes, list[Any]]:
     """A streamed answer's text, audio bytes and chunks."""
     text, audio, chunks = "", b"", []
@@ -53,8 +59,7 @@ async def joined(stream: Any) -> tuple[str, bytes, list[Any]]:
         chunks.append(chunk)
         for choice in chunk.choices:
             text += choice.delta.content or ""
-            data = (getattr(choice.delta, "audio", None) or {}).get("data")
-            audio += base64.b64decode(data or "")
+            audio += audio_of(choice.delta)
     return text, audio, chunks
 
 
@@ -116,7 +121,7 @@ async def test_speech_as_wav_and_pcm_streamed_and_whole_are_the_same_samples(
     client: openai.AsyncOpenAI,
 ) -> None:
     text = "The sea is wide and blue. Ships sail on it, day and night. Fish live in it."
-    arguments = {"model": "voice", "voice": "alloy", "input": text}
+    arguments: dict[str, Any] = {"model": "voice", "voice": "alloy", "input": text, "extra_body": {"seed": 3}}
     wav = (await client.audio.speech.create(**arguments, response_format="wav")).content
     async with client.audio.speech.with_streaming_response.create(
         **arguments, response_format="wav"
@@ -186,8 +191,7 @@ async def test_a_vocoder_killed_in_mid_stream_changes_no_sample(
     audio = b""
     async for chunk in await client.chat.completions.create(**spoken(STORY), stream=True):
         for choice in chunk.choices:
-            data = (getattr(choice.delta, "audio", None) or {}).get("data")
-            audio += base64.b64decode(data or "")
+            audio += audio_of(choice.delta)
         if audio and not killed:
             killed = True
             os.kill(victim, signal.SIGKILL)

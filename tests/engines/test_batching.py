@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+import weakref
 import zlib
 from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -235,3 +236,13 @@ async def test_stopping_an_engine_ends_its_thread_and_those_that_wait() -> None:
             await waiting
     await stopping
     await until(lambda: not any(thread.name.startswith("forward") for thread in threading.enumerate()))
+
+
+async def test_an_idle_engine_holds_no_item() -> None:
+    """An item may be a view of shared memory, which stays taken for as long as somebody looks at it."""
+    async with started(Doubler()) as engine:
+        array = item(1.0)
+        gone = weakref.ref(array)
+        await engine.submit(array)
+        del array
+        await until(lambda: gone() is None)
