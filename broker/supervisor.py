@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -166,6 +167,7 @@ class Supervisor:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._address = f"ipc://{settings.run_dir}"
+        self._port = settings.port or _free_port(settings.host)  # a gateway that is restarted keeps it
         self._front: list[Child] = []
         self._workers: list[Child] = []
         self._pulls: list[asyncio.Task[None]] = []
@@ -182,7 +184,7 @@ class Supervisor:
         broker = python("broker.server", "--pipelines", str(document), "--address", self._address, *level)
         self._front.append(Child("broker", broker, self._say))
         if self.settings.gateway:
-            where = ("--host", self.settings.host, "--port", str(self.settings.port))
+            where = ("--host", self.settings.host, "--port", str(self._port))
             gateway = python("broker.gateway", *where, "--address", self._address, *level)
             self._front.append(Child("gateway", gateway, self._say))
         for child in self._front:
@@ -202,7 +204,7 @@ class Supervisor:
         deadline = time.monotonic() + FRONT_S
         while time.monotonic() < deadline and not self._stop.is_set():
             with suppress(OSError):
-                _, writer = await asyncio.open_connection(self.settings.host, self.settings.port)
+                _, writer = await asyncio.open_connection(self.settings.host, self._port)
                 writer.close()
                 return
             await asyncio.sleep(0.02)
@@ -271,6 +273,17 @@ class Supervisor:
             await asyncio.sleep(PULL_RETRY_S)
         for worker in workers:
             worker.start()
+
+
+def _free_port(host: str) -> int:
+    """A TCP port that nobody listens on; 0, so that the gateway finds the words, for a host that is none."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.create_server(address[:2], family=family) as probe:
+            port: int = probe.getsockname()[1]
+            return port
+    except OSError:
+        return 0
 
 
 def supervise(settings: Settings) -> int:
