@@ -63,7 +63,8 @@ def _guard(context: Context) -> Middleware:
             response = await handler(request)
             status = str(response.status)
         except ConnectionError:
-            raise  # the client has gone, or was cut off
+            # The client has gone, or was cut off. This goes nowhere, but aiohttp logs what is raised instead.
+            response = web.Response(status=499)
         except Exception as error:
             failure = _failure(error)
             response = web.Response(

@@ -72,6 +72,7 @@ class _ChoiceWriter:
         """Sends the choice's chunks, from its role to its finish_reason."""
         async for output, payload in stream:
             text, speech = await self._answer.take(output, payload)
+            del payload  # its memory goes back before we wait for the client
             if text:
                 await self._send_text(text)
             for piece in self._pieces.feed(speech):

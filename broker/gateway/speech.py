@@ -73,6 +73,7 @@ class SpeechEndpoint:
             async for _, payload in stream:
                 watch.first_audio()
                 data = await speech.feed(payload)
+                del payload  # its memory goes back before we wait for the client
                 if out is None:
                     kind = audio.content_type(speech.format, speech.sample_rate)
                     out = Body(request, kind, self._context.settings.stall_s)
@@ -115,7 +116,9 @@ class SpeechEndpoint:
         try:
             async for _, payload in stream:
                 watch.first_audio()
-                await send(pieces.feed(await speech.feed(payload)))
+                data = await speech.feed(payload)
+                del payload  # its memory goes back before we wait for the client
+                await send(pieces.feed(data))
             rest = await speech.finish()
             if not speech.samples:
                 raise _silence()

@@ -36,7 +36,11 @@ def _say(**options: Any) -> Stage:
 
 
 def pipelines() -> list[Pipeline]:
-    """`echo` with text and speech; `narrow`, which takes few requests; `tiny` with a short context."""
+    """Four small ones.
+
+    `echo` has text and speech, `narrow` takes few requests, `tiny` has a short context, and `digest` hears:
+    it answers with a checksum of the samples.
+    """
     nobody = Resources(replicas=0)
     echo = Pipeline(
         "echo",
@@ -57,10 +61,17 @@ def pipelines() -> list[Pipeline]:
     edges = [Edge(REQUEST, "say")]
     narrow = Pipeline("narrow", {"text": "say"}, {"say": one}, edges, chat, limits=Limits(max_requests=4))
     tiny = Pipeline("tiny", {"text": "say"}, {"say": _say(max_model_len=CONTEXT)}, edges, chat)
-    return [echo, narrow, tiny]
+    digest = Pipeline(
+        "digest",
+        outputs={"text": "sum", "transcript": "sum"},
+        stages={"sum": Stage("function", options={"op": "sum"}, when="audio")},
+        edges=[Edge(REQUEST, "sum")],
+        endpoints={"chat": Endpoint(outputs=["text"]), "transcriptions": Endpoint(outputs=["transcript"])},
+    )
+    return [echo, narrow, tiny, digest]
 
 
-WORKERS = [("echo", "say"), ("echo", "tone"), ("narrow", "say"), ("tiny", "say")]
+WORKERS = [("echo", "say"), ("echo", "tone"), ("narrow", "say"), ("tiny", "say"), ("digest", "sum")]
 
 
 class Stack:
@@ -132,9 +143,11 @@ class Stack:
 
     def stop(self) -> None:
         """Ends everything: workers first, so that they can take their leave."""
-        for name in [n for n in self.processes if n not in ("broker", "gateway")]:
-            self.processes[name].terminate()
-        codes = {name: self.end(name) for name in sorted(self.processes, reverse=True)}
+        workers = {name: p for name, p in self.processes.items() if name not in ("broker", "gateway")}
+        for process in workers.values():
+            process.terminate()
+        codes = {name: process.wait(15) for name, process in workers.items()}
+        codes |= {name: self.end(name) for name in ("gateway", "broker") if name in self.processes}
         assert set(codes.values()) <= {0}, (codes, (self.folder / "gateway.log").read_text())
         assert not list(self.shm.iterdir()), "files are left in the shared-memory folder"
 

@@ -1,7 +1,7 @@
 """One field wrong at a time: refused with its name, nothing queued, and the next request succeeds.
 
-The image rows of such tables (sizes, steps, broken files) don't apply: no pipeline here takes or makes images,
-so every image part is refused.
+The image rows of such tables (sizes, steps, broken files) don't apply: no pipeline here takes images, so
+every image part is refused.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ async def test_unsupported_values_list_what_is_supported(http: aiohttp.ClientSes
         ("/v1/chat/completions", {**CHAT, "modalities": ["video"]}, ["text", "audio"]),
         ("/v1/audio/speech", {**SPEECH, "voice": "nobody"}, ["default"]),
         ("/v1/chat/completions", {**CHAT, "sampling_params_list": []}, ["say, tone, sum"]),
-        ("/v1/chat/completions", {"messages": [USER], "model": "gpt"}, ["echo, narrow, tiny"]),
-        ("/v1/chat/completions", {"messages": [USER]}, ["echo, narrow, tiny"]),
+        ("/v1/chat/completions", {"messages": [USER], "model": "gpt"}, ["echo, narrow, tiny, digest"]),
+        ("/v1/chat/completions", {"messages": [USER]}, ["echo, narrow, tiny, digest"]),
         ("/v1/audio/speech", {**SPEECH, "model": "narrow"}, ["chat"]),
     ]
     for path, body, words in rows:
@@ -169,7 +169,7 @@ async def test_unsupported_values_list_what_is_supported(http: aiohttp.ClientSes
 
 
 async def test_fields_that_ask_for_nothing_are_accepted(http: aiohttp.ClientSession) -> None:
-    neutral = {
+    neutral: dict[str, Any] = {
         "ignore_eos": True,
         "repetition_penalty": 1.0,
         "logprobs": None,

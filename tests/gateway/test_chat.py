@@ -34,7 +34,9 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 async def stream(http: aiohttp.ClientSession, **fields: Any) -> list[dict[str, Any]]:
-    async with http.post("/v1/chat/completions", json={**CHAT, "messages": ASK, "stream": True, **fields}) as r:
+    async with http.post(
+        "/v1/chat/completions", json={**CHAT, "messages": ASK, "stream": True, **fields}
+    ) as r:
         assert r.status == 200, await r.text()
         assert r.content_type == "text/event-stream"
         return events(await r.text())
@@ -95,13 +97,15 @@ async def test_typed_errors_reach_the_official_client(openai: AsyncOpenAI) -> No
 
 async def test_models_are_listed(openai: AsyncOpenAI) -> None:
     models = [model async for model in openai.models.list()]
-    assert [model.id for model in models] == ["echo", "narrow", "tiny"]
+    assert [model.id for model in models] == ["echo", "narrow", "tiny", "digest"]
     assert all(model.object == "model" for model in models)
     assert (await openai.models.retrieve("tiny")).id == "tiny"
 
 
 @pytest.mark.parametrize("format_", ["pcm16", "pcm", "wav", "flac", "mp3", "opus", "aac"])
-async def test_streamed_audio_joined_is_the_unstreamed_audio(http: aiohttp.ClientSession, format_: str) -> None:
+async def test_streamed_audio_joined_is_the_unstreamed_audio(
+    http: aiohttp.ClientSession, format_: str
+) -> None:
     fields = {"modalities": BOTH, "audio": {"voice": "alloy", "format": format_}, "seed": 5}
     pieces = [
         chunk["choices"][0]["delta"].get("audio", {}).get("data", "")

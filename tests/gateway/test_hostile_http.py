@@ -28,9 +28,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/audio/speech"])
-async def test_a_body_that_is_no_request_is_a_400(
-    http: aiohttp.ClientSession, path: str, name: str
-) -> None:
+async def test_a_body_that_is_no_request_is_a_400(http: aiohttp.ClientSession, path: str, name: str) -> None:
     async with http.post(path, data=BODIES[name]) as response:
         assert response.status == 400
         assert (await response.json())["error"]["type"] == "invalid_request_error"
@@ -81,7 +79,11 @@ async def raw(stack: Stack, data: bytes) -> bytes:
 
 
 async def test_bytes_that_are_no_http(stack: Stack, http: aiohttp.ClientSession) -> None:
-    for data in (b"\0" * 100 + b"\r\n\r\n", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"):
+    for data in (
+        b"\0" * 100 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\0\x01\0\x01\xfc\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+    ):
         answer = await raw(stack, data)
         assert answer == b"" or b" 400 " in answer.split(b"\r\n")[0]
     await works(http)

@@ -7,7 +7,7 @@ import io
 import json
 import struct
 import wave
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import av
@@ -41,7 +41,7 @@ async def speak(http: aiohttp.ClientSession, **fields: Any) -> tuple[Any, bytes]
 def length(data: bytes) -> float:
     """Seconds of audio in a file, by decoding all of it."""
     with av.open(io.BytesIO(data)) as container:
-        return sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
+        return sum((frame.samples / frame.sample_rate for frame in container.decode(audio=0)), 0.0)
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -86,12 +86,13 @@ async def test_a_whole_wav_tells_its_size(http: aiohttp.ClientSession) -> None:
 
 async def test_the_official_client_gets_wav_and_pcm(openai: AsyncOpenAI) -> None:
     sounds = {}
-    for format_ in ("wav", "pcm"):
+    formats: list[Literal["wav", "pcm"]] = ["wav", "pcm"]
+    for format_ in formats:
         answer = await openai.audio.speech.create(
             model="echo",
             voice="nova",
             input=WORDS,
-            response_format=format_,  # type: ignore[arg-type]
+            response_format=format_,
         )
         sounds[format_] = answer.read()
     assert sounds["wav"][44:] == sounds["pcm"]
@@ -133,7 +134,7 @@ async def test_events_carry_the_same_bytes(http: aiohttp.ClientSession) -> None:
 async def test_speech_without_a_sample_is_no_empty_success(
     http: aiohttp.ClientSession, broker: Client, format_: str, how: dict[str, Any]
 ) -> None:
-    """Where nothing can be spoken (here: what there is to say is cut off) the answer is a 400 in every form."""
+    """Where nothing is spoken (here: what there is to say is cut off) the answer is a 400 in every form."""
     nothing = [{"stop": ["hello"]}, None, None]
     body = {**SPEECH, "input": "hello", "response_format": format_, "sampling_params_list": nothing, **how}
     async with http.post("/v1/audio/speech", json=body) as response:

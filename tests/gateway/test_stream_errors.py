@@ -28,13 +28,11 @@ async def test_an_error_in_mid_stream_raises_in_the_official_client(
 ) -> None:
     params, code = FAULTS[fault]
     text, reasons = "", []
-    with pytest.raises(official.APIError) as raised:
-        async for chunk in await openai.chat.completions.create(
-            model="echo",
-            messages=ASK,
-            stream=True,
-            extra_body={"sampling_params_list": [params, None, None]},
-        ):
+    chunks = await openai.chat.completions.create(
+        model="echo", messages=ASK, stream=True, extra_body={"sampling_params_list": [params, None, None]}
+    )
+    with pytest.raises(official.APIError) as raised:  # noqa: PT012 - what comes before it matters too
+        async for chunk in chunks:
             text += chunk.choices[0].delta.content or ""
             reasons += [chunk.choices[0].finish_reason] if chunk.choices[0].finish_reason else []
     assert text == "one two three"
@@ -47,7 +45,12 @@ async def test_an_error_in_mid_stream_raises_in_the_official_client(
 
 
 async def test_after_an_error_the_stream_ends_without_done(http: aiohttp.ClientSession) -> None:
-    body = {**CHAT, "messages": ASK, "stream": True, "sampling_params_list": [FAULTS["raises"][0], None, None]}
+    body = {
+        **CHAT,
+        "messages": ASK,
+        "stream": True,
+        "sampling_params_list": [FAULTS["raises"][0], None, None],
+    }
     async with http.post("/v1/chat/completions", json=body) as response:
         assert response.status == 200
         text = await response.text()

@@ -1,0 +1,48 @@
+"""Clients that do not read: they hold nobody up, cost bounded memory, and are given up after a while."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import aiohttp
+
+from broker.client import Client
+from tests.gateway.stack import Stack, empty, reaches
+from tests.gateway.test_bad_requests import CHAT, works
+from tests.gateway.test_disconnects import connect
+
+WORDS = 400
+SOUND = WORDS * 0.8 * 24_000 * 2  #: bytes of speech that each of them has asked for
+
+
+def anonymous(pid: int) -> int:
+    """Resident bytes of a process that are its own; the arenas it looks at are shared, and bounded."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024
+
+
+async def test_clients_that_never_read(stack: Stack, broker: Client, http: aiohttp.ClientSession) -> None:
+    gateway = stack.processes["gateway"].pid
+    before = anonymous(gateway)
+    body = {
+        **CHAT,
+        "messages": [{"role": "user", "content": "w " * WORDS}],
+        "stream": True,
+        "modalities": ["audio"],
+        "audio": {"voice": "alloy", "format": "pcm16"},
+        "sampling_params_list": [None, {"speed": 0.25}, None],
+    }
+    readers = []
+    for _ in range(10):
+        connection = connect(stack, "/v1/chat/completions", body)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        readers.append(connection)
+    await reaches(broker, 5.0, requests=10)
+    await works(http)
+    await empty(broker, 20.0)  # the stall limit is 2 s here
+    grown = anonymous(gateway) - before
+    assert grown < 10 * SOUND / 4, f"{grown / 2**20:.0f} MiB for what nobody reads"
+    for connection in readers:
+        connection.close()
+    await works(http)
