@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +13,15 @@ from openai import AsyncOpenAI
 
 from broker.client import Client
 from tests.gateway.stack import Stack, empty
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _quick_leak_checks() -> Iterator[None]:
+    """Libraries' objects are no garbage: each test's search for leaks need not look at them again."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="package")
