@@ -27,6 +27,7 @@ from adapters.handle import (
     BadHandle,
     BadPayload,
     BlockId,
+    Chunk,
     Handle,
     Transport,
 )
@@ -43,19 +44,6 @@ INLINE_LIMIT = 16 * 1024  #: bytes; larger tensors travel by handle
 
 _BY_HANDLE = 1  # msgpack extension: a msgpack integer, the index into Chunk.handles
 _INLINE = 2  # msgpack extension: an _Inline
-
-
-class Chunk(msgspec.Struct, array_like=True):
-    """One numbered piece of a task's output.
-
-    ``seq`` counts from 0 within (request, stage); ``last`` marks the end of the task's output (it may ride
-    on the last chunk). The broker reads ``handles`` and never ``body``.
-    """
-
-    seq: int
-    last: bool
-    body: msgspec.Raw
-    handles: list[Handle] = []
 
 
 class _Inline(msgspec.Struct, array_like=True, gc=False):

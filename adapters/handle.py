@@ -1,7 +1,9 @@
-"""Where a tensor lies, and what a transport must do.
+"""Where a tensor lies, the chunks that travel with such handles, and what a transport must do.
 
 A handle travels in message envelopes; the bytes it names never do. Every transport (shared memory now,
 others between machines later) implements :class:`Transport`, so callers never know which one they hold.
+
+No NumPy here: the broker and the guardians read chunks, but never a tensor.
 """
 
 from __future__ import annotations
@@ -32,6 +34,19 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
     nbytes: int
     dtype: str  #: torch's name without the prefix: "float32", "bfloat16", "float8_e4m3fn", "bool", ...
     shape: tuple[int, ...]
+
+
+class Chunk(msgspec.Struct, array_like=True):
+    """One numbered piece of a task's output.
+
+    ``seq`` counts from 0 within (request, stage); ``last`` marks the end of the task's output (it may ride
+    on the last chunk). The broker reads ``handles`` and never ``body``.
+    """
+
+    seq: int
+    last: bool
+    body: msgspec.Raw
+    handles: list[Handle] = []
 
 
 class AdapterError(Exception):

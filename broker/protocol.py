@@ -23,8 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from adapters.chunk import Chunk
-from adapters.handle import BlockId
+from adapters.handle import BlockId, Chunk
 from pipelines.graph import Pipeline
 
 VERSION = 1

@@ -6,7 +6,7 @@ from collections import deque
 
 from msgspec import Raw
 
-from adapters.chunk import Chunk
+from adapters.handle import Chunk
 from broker.core.lifecycle import TaskState
 from broker.core.routes import Route, Router
 from broker.core.scheduling import Scheduler

@@ -11,7 +11,7 @@ from collections import Counter
 
 import msgspec
 
-from adapters.chunk import Chunk
+from adapters.handle import Chunk
 from broker.core.admission import BAD_HANDLE, admit, owns
 from broker.core.blocks import Blocks
 from broker.core.events import Instruction, Note, Send
