@@ -1,0 +1,84 @@
+"""What every test of every folder is held to: it works in folders of its own and leaves nothing behind."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import uvloop
+import zmq
+
+from tests.house import House
+from tests.leftovers import children, descriptors, files_in, until
+
+GONE_S = 5.0  #: processes and sockets that are being closed get so long
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _descriptors_of_libraries() -> None:
+    """ZeroMQ and libuv open descriptors at their first use and keep them: they are no test's leak."""
+    zmq.Context.instance().socket(zmq.DEALER).close()
+    uvloop.new_event_loop().close()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Sets fresh folders for runs and for shared memory; at the end both are as empty as before.
+
+    Nor may child processes or open descriptors be left that were not there before.
+    """
+    with tempfile.TemporaryDirectory(prefix="omni-test-", dir="/dev/shm") as name:
+        folder = Path(name)
+        for variable, sub in (("OMNI_RUN_DIR", "run"), ("OMNI_SHM_DIR", "shm")):
+            monkeypatch.setenv(variable, str(folder / sub))
+            (folder / sub).mkdir(mode=0o700)
+        young, opened = children(), descriptors()
+        yield folder
+        until(lambda: children() <= young, "child processes to end", GONE_S)
+        assert files_in(folder) == []
+        until(lambda: descriptors() <= opened, "descriptors to be closed", GONE_S)
+
+
+@contextmanager
+def _empty_house(env: dict[str, str] | None = None) -> Iterator[House]:
+    with tempfile.TemporaryDirectory(prefix="omni-", dir="/dev/shm") as folder:
+        home = House(Path(folder), env)
+        try:
+            yield home
+        finally:
+            home.stop()
+
+
+@pytest.fixture
+def house(monkeypatch: pytest.MonkeyPatch, leaves_nothing: Path) -> Iterator[Callable[..., House]]:
+    """Makes houses; options, if there are any, start one right away (see :meth:`House.start`).
+
+    Clients in the test's own process belong to the house that was made last.
+    """
+    with ExitStack() as stack:
+
+        def build(*options: str, ready: bool = True, env: dict[str, str] | None = None) -> House:
+            home = stack.enter_context(_empty_house(env))
+            monkeypatch.setenv("OMNI_SHM_DIR", str(home.shm_dir))
+            if options:
+                home.start(*options, ready=ready)
+            return home
+
+        yield build
+
+
+@pytest.fixture(scope="module")
+def _echo() -> Iterator[House]:
+    with _empty_house() as home:
+        home.start("--pipeline", "echo")
+        yield home
+
+
+@pytest.fixture
+def echo(_echo: House, monkeypatch: pytest.MonkeyPatch, leaves_nothing: Path) -> House:
+    """A house that serves `echo` to all tests of a module, which do it no harm."""
+    monkeypatch.setenv("OMNI_SHM_DIR", str(_echo.shm_dir))
+    return _echo

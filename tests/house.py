@@ -1,0 +1,205 @@
+"""`omni-broker start` and all its processes, as a user has them."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+import zmq
+
+from broker.address import endpoints
+from broker.client import Client
+from broker.protocol import VERSION, Bye, Connect, Inspect, Report, decode_to_client, encode, new_peer
+from tests.leftovers import files_in, processes_of, until
+
+START_S = 40.0
+STOP_S = 60.0
+ANSWER_MS = 5000
+
+
+class House:
+    """A run folder, and what is started in it.
+
+    Args:
+        folder: Short, since sockets' paths are.
+        env: More variables for all that is started.
+    """
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.run_dir, self.shm_dir = folder / "run", folder / "shm"
+        for sub in (self.run_dir, self.shm_dir):
+            sub.mkdir(mode=0o700, exist_ok=True)
+        self.address = f"ipc://{self.run_dir}"
+        own = {"OMNI_RUN_DIR": str(self.run_dir), "OMNI_SHM_DIR": str(self.shm_dir)}
+        self.env = {**os.environ, **own, **(env or {})}
+        self.port = free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.began = 0.0
+        self._log = folder / "log"
+        self._log.touch()
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    # --- starting and ending
+
+    def start(self, *options: str, ready: bool = True) -> None:
+        """`omni-broker start`; with ``ready`` it waits until every stage has a worker."""
+        command = module("broker.cli", "start", "--port", str(self.port), *options)
+        self.began = time.monotonic()
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self.env)
+        if ready:
+            self.until(self.is_ready, START_S)
+
+    def worker(self, stage: str, *options: str) -> subprocess.Popen[bytes]:
+        """`omni-worker` for a stage; it is ended with the house."""
+        command = module("workers.cli", "--stage", stage, *options)
+        with self._log.open("ab") as log:
+            self._workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=self.env))
+        return self._workers[-1]
+
+    def kill(self) -> None:
+        """SIGKILL to the process that was started."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.process = None
+
+    def stop(self) -> None:
+        """Ends what still runs, and checks that no process, socket or shared memory is left."""
+        try:
+            for process in (*self._workers, *([self.process] if self.process is not None else ())):
+                if process.poll() is None:
+                    process.terminate()
+                process.wait(STOP_S)
+            if self.process is not None:
+                assert self.process.returncode == 0, self.log
+            until(lambda: not self.processes(), "all processes to end", 5.0)
+            for folder in (self.run_dir, self.shm_dir):
+                assert files_in(folder) == [], self.log
+        finally:
+            for pid in self.processes():
+                os.kill(pid, signal.SIGKILL)
+
+    # --- looking at it
+
+    @property
+    def log(self) -> str:
+        """What all of it has said so far."""
+        return self._log.read_text()
+
+    def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> float:
+        """Waits for a condition; returns the seconds it took, and fails with the log after the time."""
+        began = time.monotonic()
+        try:
+            until(condition, "a condition", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the log:\n{self.log[-4000:]}") from None
+        return time.monotonic() - began
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`omni-broker` with these arguments, to its end."""
+        return subprocess.run(
+            module("broker.cli", *arguments),
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """A GET request's status and body; (0, b"") while nobody listens."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException):
+            return 0, b""
+        finally:
+            connection.close()
+
+    def is_ready(self) -> bool:
+        """Whether every stage has a worker. Fails when `omni-broker start` has ended instead."""
+        assert self.process is None or self.process.poll() is None, f"it has ended; the log:\n{self.log}"
+        return self.get("/ready")[0] == 200
+
+    def client(self) -> Client:
+        """A client to enter."""
+        return Client(self.address)
+
+    def status(self) -> dict[str, Any]:
+        """The broker's report. It blocks, so it works with and without a running event loop."""
+        with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.IDENTITY, new_peer("c"))
+            dealer.setsockopt(zmq.LINGER, 500)
+            dealer.connect(endpoints(self.address).clients)
+            dealer.send(encode([Connect(VERSION, "cli"), Inspect(1, "status")]))
+            while dealer.poll(ANSWER_MS):
+                for message in decode_to_client(dealer.recv()):
+                    if isinstance(message, Report):
+                        dealer.send(encode([Bye()]))
+                        report: dict[str, Any] = msgspec.msgpack.decode(message.body)
+                        return report
+        raise AssertionError(f"the broker does not answer; the log:\n{self.log[-4000:]}")
+
+    def stage(self, pipeline: str, stage: str) -> dict[str, Any]:
+        """A stage's part of the report."""
+        part: dict[str, Any] = self.status()["pipelines"][pipeline]["stages"][stage]
+        return part
+
+    def pids(self, pipeline: str, stage: str) -> set[int]:
+        """The engine processes that work for a stage."""
+        return {worker["pid"] for worker in self.stage(pipeline, stage)["workers"]}
+
+    def processes(self) -> dict[int, str]:
+        """All living processes that were started in this house: id -> command line."""
+        return processes_of(self.folder)
+
+    def process_of(self, name: str) -> int:
+        """The one process that runs a module of ours."""
+        (pid,) = (pid for pid, command in self.processes().items() if name in command.split())
+        return pid
+
+
+def module(name: str, *arguments: str) -> list[str]:
+    """A command line that runs a module of ours."""
+    return [sys.executable, "-P", "-m", name, *arguments]
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def line(*names: str) -> dict[str, Any]:
+    """The document of a pipeline `line` whose stages hand on what they get, in a row."""
+    return {
+        "name": "line",
+        "outputs": {"text": names[-1]},
+        "stages": {name: {"engine": "function", "options": {"op": "pass"}} for name in names},
+        "edges": [{"from": a, "to": b} for a, b in zip(("request", *names), names, strict=False)],
+        "endpoints": {"chat": {"input": "request", "outputs": ["text"]}},
+    }
+
+
+def write(folder: Path, document: dict[str, Any]) -> str:
+    """Writes a pipeline's file; returns its path."""
+    file = folder / "pipeline.yaml"
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    return str(file)

@@ -1,0 +1,50 @@
+"""Finding what a test may have left: processes, files, open descriptors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+
+def until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+    """Waits for a condition, looking at it often; fails with ``what`` after the time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
+        time.sleep(0.01)
+
+
+def processes_of(folder: Path) -> dict[int, str]:
+    """Processes that were told of a folder, in their environment: id -> command line. Zombies have none."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if process.name != str(os.getpid()) and os.fsencode(folder) in (process / "environ").read_bytes():
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ").strip()
+        except OSError:
+            continue
+    return found
+
+
+def files_in(folder: Path) -> list[str]:
+    """Everything below a folder but folders."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def children() -> set[int]:
+    """Child processes of this one, also dead ones that nobody has waited for."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
+
+
+def descriptors() -> int:
+    """How many files, pipes and sockets are open, after all that is garbage has been closed."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,150 @@
+"""`omni-broker start` and `stop`: quick to answer, alone in its folder, and gone without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.house import House, line, write
+
+Houses = Callable[..., House]
+
+BIG = np.zeros(2**20, np.float32)  # travels in shared memory
+
+
+def test_health_answers_soon_after_start(house: Houses) -> None:
+    times = []
+    for _ in range(3):  # the best of three, since others use this machine too
+        home = house("--pipeline", "echo", ready=False)
+        home.until(lambda home=home: home.get("/health")[0] == 200)  # type: ignore[misc]
+        times.append(time.monotonic() - home.began)
+        if min(times) < 1.5:
+            break
+        home.stop()
+    assert min(times) < 1.5
+
+
+def test_ready_waits_for_a_worker_in_every_stage(house: Houses, tmp_path: Path) -> None:
+    home = house("--pipeline", write(tmp_path, line("a", "b")), "--no-workers", ready=False)
+    home.until(lambda: home.get("/ready")[0] == 503)
+    home.worker("a")
+    home.until(lambda: home.status()["missing"] == ["line/b"])
+    status, body = home.get("/ready")
+    assert status == 503
+    assert b"line/b" in body
+    home.worker("b")
+    home.until(home.is_ready)
+
+
+def test_the_broker_and_the_gateway_are_idle_and_hold_no_torch(echo: House) -> None:
+    pids = [echo.process_of("broker.server"), echo.process_of("broker.gateway")]
+    for pid in pids:
+        assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
+    assert min(idle_share(pids) for _ in range(2)) < 0.02
+
+
+def idle_share(pids: list[int], seconds: float = 5.0) -> float:
+    """The processors' share that processes use while nothing is to do."""
+    before = sum(map(cpu_s, pids))
+    time.sleep(seconds)  # it is the time that is measured over, nothing is waited for
+    return (sum(map(cpu_s, pids)) - before) / seconds
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_second_start_in_the_same_folder_is_refused(echo: House) -> None:
+    assert echo.process is not None
+    second = echo.command("start", "--pipeline", "echo", "--port", "0")
+    assert second.returncode == 2
+    assert f"process {echo.process.pid}" in second.stderr
+    assert len(second.stderr.splitlines()) == 1
+    assert echo.is_ready()
+
+
+def test_stop_waits_for_the_end_and_says_when_there_is_nothing(house: Houses) -> None:
+    home = house("--pipeline", "echo")
+    stop = home.command("stop")
+    assert stop.returncode == 0
+    assert stop.stderr.endswith("omni-broker: stopped\n")
+    assert home.process is not None
+    assert home.process.wait(5) == 0
+    again = home.command("stop")
+    assert again.returncode == 1
+    assert "no broker runs here" in again.stderr
+
+
+async def test_a_killed_supervisor_leaves_no_process_and_the_next_start_sweeps(
+    house: Houses, tmp_path: Path
+) -> None:
+    pipeline = write(tmp_path, line("a"))
+    home = house("--pipeline", pipeline)
+    async with home.client() as client:
+        given = {"request": [{"tensor": BIG}]}
+        hang = {"a": {"hang": True}}
+        async with await client.submit("line", outputs=["text"], given=given, params=hang):
+            await asyncio.to_thread(home.until, lambda: home.stage("line", "a")["running"] == 1)
+            ours = set(home.shm_dir.iterdir())
+            home.kill()
+            home.until(lambda: not home.processes())
+    left = set(home.shm_dir.iterdir())
+    assert left, "this test needs something to sweep"
+    home.start("--pipeline", pipeline)
+    assert not (left | ours) & set(home.shm_dir.iterdir())
+
+
+def test_a_killed_broker_and_a_killed_gateway_are_started_again(house: Houses) -> None:
+    home = house("--pipeline", "echo")
+    for name in ("broker.gateway", "broker.server"):
+        before = home.process_of(name)
+        os.kill(before, signal.SIGKILL)
+
+        def replaced(name: str = name, before: int = before) -> bool:
+            return [p for p, c in home.processes().items() if name in c.split() and p != before] != []
+
+        home.until(replaced)
+        home.until(home.is_ready)
+    assert home.command("ask", "still there").stdout == "still there\n"
+
+
+def test_a_host_that_others_reach_gets_a_warning(house: Houses, tmp_path: Path) -> None:
+    home = house("--pipeline", write(tmp_path, line("a")), "--host", "0.0.0.0", "--no-workers", ready=False)
+    home.until(lambda: home.get("/health")[0] == 200)
+    assert "warning: 0.0.0.0 can be reached from other machines" in home.log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--pipeline", "ecko"], "did you mean echo?"),
+        (["--pipeline", "echo", "--stage", "tonne.replicas=2"], "did you mean tone?"),
+        (["--pipeline", "echo", "--stage", "tone.replica=2"], "did you mean replicas?"),
+        (["--pipeline", "echo", "--stage", "tone.replicas=many"], "replicas"),
+        (["--pipeline", "echo", "--pipeline", "echo"], "another pipeline's name"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(house: Houses, arguments: list[str], says: str) -> None:
+    result = house().command("start", *arguments)
+    assert result.returncode == 2
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_bad_log_level_is_refused(house: Houses) -> None:
+    result = house().command("start", "--log-level", "loud")
+    assert result.returncode == 2
+    assert "DEBUG" in result.stderr
+
+
+def test_a_taken_port_is_named(house: Houses, echo: House) -> None:
+    home = house("--pipeline", "echo", "--port", str(echo.port), "--no-workers", ready=False)
+    home.until(lambda: f"can't listen on 127.0.0.1:{echo.port}" in home.log)

@@ -1,0 +1,142 @@
+"""Workers that are killed, leave or join while they have work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.client import BrokerError, Client
+from tests.house import House, line, write
+
+Houses = Callable[..., House]
+
+PAYLOADS = [{"text": f"{number} "} for number in range(8)]
+
+
+async def run(client: Client, **params: Any) -> tuple[list[str], int]:
+    """One request through `line`'s stage `a`; gives its texts and the attempts that stage needed."""
+    given = {"request": PAYLOADS}
+    async with await client.submit("line", outputs=["text"], given=given, params={"a": params}) as stream:
+        texts = [payload["text"] async for _, payload in stream]
+    return texts, next(timing.attempts for timing in stream.timings if timing.stage == "a")
+
+
+WHOLE = [payload["text"] for payload in PAYLOADS]
+
+
+async def until(house: House, condition: Callable[[], Any], timeout_s: float = 20.0) -> float:
+    return await asyncio.to_thread(house.until, condition, timeout_s)
+
+
+async def test_a_killed_engine_is_replaced_and_its_tasks_run_again(house: Houses, tmp_path: Path) -> None:
+    home = house("--pipeline", write(tmp_path, line("a", "b")))
+    async with home.client() as client:
+        tasks = [asyncio.create_task(run(client, chunk_sleep_s=0.2)) for _ in range(4)]
+        await until(home, lambda: home.stage("line", "a")["chunks"] >= 8)
+        (pid,) = home.pids("line", "a")
+        os.kill(pid, signal.SIGKILL)
+        known_after = await until(home, lambda: pid not in home.pids("line", "a"))
+        results = await asyncio.gather(*tasks)
+    assert [texts for texts, _ in results] == [WHOLE] * 4
+    assert all(attempts == 2 for _, attempts in results)
+    assert known_after < 0.5
+    (replacement,) = home.pids("line", "a")
+    assert replacement != pid
+    assert home.stage("line", "a")["tasks"]["deaths"] == 4
+    assert f"a's engine {pid} died (signal SIGKILL)" in home.log
+
+
+async def test_a_second_worker_joins_gets_work_and_leaves_without_loss(house: Houses, tmp_path: Path) -> None:
+    home = house("--pipeline", write(tmp_path, line("a")), "--stage", "a.max_num_seqs=2")
+    (first,) = home.pids("line", "a")
+    async with home.client() as client:
+        tasks = [asyncio.create_task(run(client, chunk_sleep_s=0.25)) for _ in range(8)]
+        await until(home, lambda: home.stage("line", "a")["running"] == 2)
+        worker = home.worker("a")
+
+        def joined() -> bool:
+            return any(w["pid"] != first and w["running"] for w in home.stage("line", "a")["workers"])
+
+        await until(home, joined)
+        worker.send_signal(signal.SIGTERM)
+        results = await asyncio.gather(*tasks)
+    assert await asyncio.to_thread(worker.wait, 10) == 0
+    assert results == [(WHOLE, 1)] * 8
+    assert home.pids("line", "a") == {first}
+    counts = home.stage("line", "a")["tasks"]
+    assert (counts["done"], counts["attempts"], counts["deaths"]) == (8, 8, 0)
+
+
+async def test_a_killed_guardian_takes_its_engine_along_and_is_replaced(
+    house: Houses, tmp_path: Path
+) -> None:
+    home = house("--pipeline", write(tmp_path, line("a")))
+    async with home.client() as client:
+        task = asyncio.create_task(run(client, chunk_sleep_s=0.2))
+        await until(home, lambda: home.stage("line", "a")["chunks"] >= 2)
+        (worker,) = home.stage("line", "a")["workers"]
+        os.kill(worker["guardian"], signal.SIGKILL)
+        await until(home, lambda: worker["pid"] not in home.processes(), 2.0)
+        assert await task == (WHOLE, 2)
+    (other,) = home.stage("line", "a")["workers"]
+    assert other["guardian"] != worker["guardian"]
+
+
+async def test_an_item_that_kills_its_workers_fails_alone(house: Houses, tmp_path: Path) -> None:
+    home = house("--pipeline", write(tmp_path, line("a")))
+    async with home.client() as client:
+        mates = [asyncio.create_task(run(client, chunk_sleep_s=0.1)) for _ in range(3)]
+        await until(home, lambda: home.stage("line", "a")["running"] == 3)
+        with pytest.raises(BrokerError) as caught:
+            await run(client, exit=7, at=1)
+        assert [texts for texts, _ in await asyncio.gather(*mates)] == [WHOLE] * 3
+    error = caught.value.error
+    assert (error.type, error.stage, error.attempts) == ("worker_died", "a", 3)
+    assert "exit code 7" in error.message
+
+
+async def test_an_engine_that_holds_the_interpreter_is_not_taken_for_dead(
+    house: Houses, tmp_path: Path
+) -> None:
+    home = house("--pipeline", write(tmp_path, line("a")))
+    async with home.client() as client:
+        begin = time.monotonic()
+        assert await run(client, hold_gil_s=8.0) == (WHOLE, 1)
+        assert time.monotonic() - begin > 8.0
+    assert home.stage("line", "a")["tasks"]["deaths"] == 0
+
+
+def test_an_engine_that_cannot_load_backs_off_and_says_why(house: Houses, tmp_path: Path) -> None:
+    (tmp_path / "broken_engine.py").write_text(
+        "class Broken:\n"
+        "    resumes = False\n"
+        "    def __init__(self, stage, *, device): pass\n"
+        "    async def start(self): raise RuntimeError('the weights are missing')\n"
+    )
+    document = line("a")
+    document["stages"]["a"] = {"engine": "broken_engine:Broken"}
+    home = house("--pipeline", write(tmp_path, document), ready=False, env={"PYTHONPATH": str(tmp_path)})
+    for pause in ("0.1", "0.2", "0.4"):
+        says = f"it said last: RuntimeError: the weights are missing; another starts in {pause} s"
+        home.until(lambda says=says: says in home.log)  # type: ignore[misc]
+    status, body = home.get("/ready")
+    assert status == 503
+    assert b"line/a" in body
+    assert home.status()["missing"] == ["line/a"]
+
+
+def test_a_worker_for_an_unknown_stage_is_refused_with_the_names(house: Houses, tmp_path: Path) -> None:
+    home = house("--pipeline", write(tmp_path, line("a")))
+    worker = home.worker("b")
+    assert worker.wait(20) == 2
+    home.until(lambda: "omni-worker:" in home.log)
+    (message,) = [text for text in home.log.splitlines() if "omni-worker:" in text]
+    assert "'b'" in message
+    assert "a" in message.split("'b'")[1]
