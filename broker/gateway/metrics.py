@@ -6,7 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -27,6 +33,7 @@ class Metrics:
     """The gateway's own figures, by pipeline."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a second series beside every counter, that nobody asks for
         self.registry = CollectorRegistry()
         self.first_text = Histogram(
             "omni_time_to_first_token_seconds",
