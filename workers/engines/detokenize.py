@@ -34,6 +34,7 @@ class TextStream:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes tokens up to a stop string, and returns the text that is certain now."""
+        certain = ""
         for token in token_ids:
             if self.stopped:
                 break
@@ -41,7 +42,8 @@ class TextStream:
             self._held += self._decode(token)
             if self.tokens > self._min_tokens:
                 self._look_for_stop()
-        return self._release(0 if self.stopped else self._undecided())
+            certain += self._release(0 if self.stopped else self._undecided())
+        return certain
 
     def finish(self) -> str:
         """The rest, when no more tokens come. An unfinished character is not part of it."""

@@ -28,7 +28,7 @@ from workers.engine import ItemError, Job
 from workers.engines.detokenize import TextStream
 from workers.engines.prompt import Prompts
 from workers.engines.vllm_setup import build
-from workers.engines.vllm_thread import VllmThread
+from workers.engines.vllm_thread import VllmThread, refusals
 from workers.params import checked
 
 _SEEDS = 2**63 - 1  # vLLM's generators take a signed 64-bit integer; it has other plans for -1
@@ -169,7 +169,7 @@ class VllmEngine:
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
             )
-        except ValueError as error:
+        except refusals() as error:
             raise ItemError(str(error), status=400) from error
 
 

@@ -25,6 +25,13 @@ EXIT_ENGINE_DEAD = 70
 log = logging.getLogger("engine")
 
 
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it won't take."""
+    from vllm.exceptions import VLLMValidationError
+
+    return (ValueError, VLLMValidationError)
+
+
 class Delta(NamedTuple):
     """What one step gave one request."""
 
@@ -120,7 +127,7 @@ class VllmThread:
     def _add(self, name: str, prompt: list[int], params: Any) -> None:
         try:
             self.engine.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
-        except ValueError as error:
+        except refusals() as error:
             self._call(self._deliver, [(name, ItemError(str(error), status=400))])
 
     def _step(self) -> list[tuple[str, Delta]]:
