@@ -23,6 +23,7 @@ import msgspec
 
 from adapters.process import describe_exit, dies_with_parent, end_group, python
 from adapters.sweep import sweep
+from broker.address import endpoints
 from pipelines.devices import gpu_count, place
 from pipelines.graph import Pipeline
 from pipelines.models import list_models
@@ -230,6 +231,12 @@ class Supervisor:
             await child.stop(STOP_S)
         await asyncio.gather(*self._pulls, return_exceptions=True)
         sweep()  # what processes left that outlived the broker
+        self._unlink_sockets()
+
+    def _unlink_sockets(self) -> None:
+        """A broker that had to be killed leaves them."""
+        for endpoint in endpoints(self._address):
+            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
 
     # --- workers
 

@@ -11,6 +11,14 @@ import typer
 
 from broker import shadow
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def _level(text: str) -> str:
+    if text.upper() not in LEVELS:
+        raise typer.BadParameter(f"one of {', '.join(LEVELS)}")
+    return text.upper()
+
 
 def worker(  # noqa: PLR0917 - the options of a command line
     stage: Annotated[str, typer.Option(help="The stage to work for, for example `talker`.")],
@@ -23,7 +31,7 @@ def worker(  # noqa: PLR0917 - the options of a command line
     patience: Annotated[
         float, typer.Option(help="Seconds to wait for a broker that does not answer.")
     ] = 10.0,
-    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_level: Annotated[str, typer.Option(help=f"{', '.join(LEVELS)}.", callback=_level)] = "INFO",
 ) -> None:
     """Adds a worker for one stage to a running broker.
 
@@ -33,7 +41,7 @@ def worker(  # noqa: PLR0917 - the options of a command line
     from broker.address import AddressError
     from workers.guardian import Guardian, GuardianError
 
-    logging.basicConfig(level=log_level.upper(), format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=log_level, format="%(message)s", stream=sys.stderr)
     try:
         asyncio.run(Guardian(stage, pipeline, broker, device).run(patience))
     except (GuardianError, AddressError) as error:
