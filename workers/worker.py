@@ -45,6 +45,7 @@ from pipelines.options import ENGINES
 from workers import config
 from workers.engine import Engine, ItemError, Job
 from workers.inputs import Inputs
+from workers.optional import no_telemetry
 
 log = logging.getLogger("worker")
 
@@ -302,6 +303,7 @@ async def work(settings: config.EngineConfig) -> int:
 def main() -> None:
     """``python -P -m workers.worker`` with an EngineConfig on standard input."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    no_telemetry()
     settings = config.decode(sys.stdin.buffer.read())
     code = uvloop.run(work(settings))
     # Everything is said and sent by now; threads may hang in foreign code, so do not wait for them.
