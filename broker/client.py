@@ -245,7 +245,8 @@ class Client:
     async def inspect(self, what: str) -> dict[str, Any]:
         """The broker's report "status", "ready" or "metrics" (see :mod:`broker.core.report`)."""
         tag = next(self._tags)
-        report = self._reports[tag] = asyncio.get_running_loop().create_future()
+        report: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._reports[tag] = report
         self._connection.post(Inspect(tag, what))
         try:
             async with asyncio.timeout(SILENCE_S):

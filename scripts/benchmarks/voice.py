@@ -70,7 +70,7 @@ async def serving(overrides: Sequence[str]) -> AsyncIterator[str]:
         try:
             url = f"http://127.0.0.1:{port}"
             if not await _ready(url, process):
-                raise RuntimeError(f"the server did not get ready:\n{log_file.read_text()[-3000:]}")  # noqa: ASYNC240
+                raise RuntimeError(f"the server did not get ready:\n{log_file.read_text()[-3000:]}")
             yield url
         finally:
             if process.returncode is None:
