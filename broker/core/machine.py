@@ -85,11 +85,11 @@ class Core:
         self.tasks = Tasks(pipelines, entropy=entropy, first_request=first_request, refused=self.refused)
         self._out: list[Instruction] = []
         self._handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {
-            Emit: self._on_emit,
-            Credit: self._on_credit,
-            Finish: self._on_finish,
-            Failed: self._on_failed,
-            Checkpoint: self._on_checkpoint,
+            Emit: self._from_worker(self.tasks.emit),
+            Credit: self._from_worker(self._on_credit),
+            Finish: self._from_worker(self.tasks.finish),
+            Failed: self._from_worker(self.tasks.failed),
+            Checkpoint: self._from_worker(self.tasks.checkpoint),
             Release: self._on_release,
             Submit: self._on_submit,
             Abort: self._on_abort,
@@ -173,13 +173,6 @@ class Core:
         self._note(f"{stage.pipeline.name}/{stage.name}: worker {m.pid} is ready")
         self.tasks.add_credit(now, worker, m.capacity)
 
-    def _on_credit(self, now: float, peer: Peer, m: Credit) -> None:
-        worker = self.workers.get(peer)
-        if worker is None:
-            self._stranger(peer, m)
-        elif not worker.draining and m.n > 0:
-            self.tasks.add_credit(now, worker, m.n)
-
     def _on_beat(self, now: float, peer: Peer, m: Beat) -> None:
         known = self.guardians.get(peer) or self.clients.get(peer)
         if known is None:
@@ -217,33 +210,21 @@ class Core:
 
     # --- what workers say about tasks
 
-    def _on_emit(self, now: float, peer: Peer, m: Emit) -> None:
-        worker = self.workers.get(peer)
-        if worker is None:
-            self._stranger(peer, m)
-        else:
-            self.tasks.emit(now, worker, m)
+    def _on_credit(self, now: float, worker: Worker, m: Credit) -> None:
+        if not worker.draining and m.n > 0:
+            self.tasks.add_credit(now, worker, m.n)
 
-    def _on_finish(self, now: float, peer: Peer, m: Finish) -> None:
-        worker = self.workers.get(peer)
-        if worker is None:
-            self._stranger(peer, m)
-        else:
-            self.tasks.finish(now, worker, m)
+    def _from_worker(self, act: Callable[[float, Worker, Any], None]) -> Callable[[float, Peer, Any], None]:
+        """A handler for messages that only a known worker may send."""
 
-    def _on_failed(self, now: float, peer: Peer, m: Failed) -> None:
-        worker = self.workers.get(peer)
-        if worker is None:
-            self._stranger(peer, m)
-        else:
-            self.tasks.failed(now, worker, m)
+        def handle(now: float, peer: Peer, m: Message) -> None:
+            worker = self.workers.get(peer)
+            if worker is None:
+                self._stranger(peer, m)
+            else:
+                act(now, worker, m)
 
-    def _on_checkpoint(self, now: float, peer: Peer, m: Checkpoint) -> None:
-        worker = self.workers.get(peer)
-        if worker is None:
-            self._stranger(peer, m)
-        else:
-            self.tasks.checkpoint(worker, m)
+        return handle
 
     def _on_release(self, now: float, peer: Peer, m: Release) -> None:
         self.tasks.blocks.release(peer, m.blocks, self._out)

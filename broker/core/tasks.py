@@ -281,8 +281,9 @@ class Tasks:
         elif consumer.state is TaskState.WAITING:
             self._queue_if_ready(consumer)
 
-    def checkpoint(self, worker: Worker, m: Checkpoint) -> None:
+    def checkpoint(self, now: float, worker: Worker, m: Checkpoint) -> None:
         """The engine's own state, for the next attempt; the one before is let go."""
+        self._now = now
         task = self._running(worker, m)
         if m.chunk.handles and not self._take(worker, m.chunk, task):
             return
