@@ -12,7 +12,7 @@ import uvloop
 import zmq
 
 from tests.house import House
-from tests.leftovers import children, descriptors, files_in, until
+from tests.leftovers import children, descriptors, descriptors_above, files_in, until
 
 GONE_S = 5.0  #: processes and sockets that are being closed get so long
 
@@ -39,7 +39,7 @@ def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
         until(lambda: children() <= young, "child processes to end", GONE_S)
         assert files_in(folder) == []
-        until(lambda: descriptors() <= opened, "descriptors to be closed", GONE_S)
+        until(lambda: not descriptors_above(opened), "descriptors to be closed", GONE_S)
 
 
 @contextmanager

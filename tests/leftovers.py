@@ -45,6 +45,12 @@ def children() -> set[int]:
 
 
 def descriptors() -> int:
-    """How many files, pipes and sockets are open, after all that is garbage has been closed."""
-    gc.collect()
+    """How many files, pipes and sockets are open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def descriptors_above(number: int) -> bool:
+    """Whether more are open, after all that is garbage has been closed (collecting costs, so only then)."""
+    if descriptors() > number:
+        gc.collect()
+    return descriptors() > number
