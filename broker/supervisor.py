@@ -171,7 +171,7 @@ class Supervisor:
         self._port = settings.port or _free_port(settings.host)  # a gateway that is restarted keeps it
         self._front: list[Child] = []
         self._workers: list[Child] = []
-        self._pulls: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -194,9 +194,22 @@ class Supervisor:
             await self._front_is_up()
             if not self._stop.is_set():
                 self._start_workers()
+                self._tasks.append(asyncio.ensure_future(self._announce()))
         await self._stop.wait()
         await self._shut_down()
         document.unlink(missing_ok=True)
+
+    async def _announce(self) -> None:
+        from broker.announce import announce  # not at the head: the front starts before all else
+
+        kept = {
+            f"{pipeline.name}/{name}"
+            for pipeline in self.settings.pipelines
+            for name, stage in pipeline.stages.items()
+            if stage.resources.replicas
+        }
+        where = f": http://{self.settings.host}:{self._port}" if self.settings.gateway else ""
+        await announce(self._address, kept, where, self._say)
 
     async def _front_is_up(self) -> None:
         """Waits until the gateway's port is open: it shall answer before models take all cores."""
@@ -221,15 +234,15 @@ class Supervisor:
         print(line, file=sys.stderr, flush=True)
 
     async def _shut_down(self) -> None:
-        for pull in self._pulls:
-            pull.cancel()
+        for task in self._tasks:
+            task.cancel()
         held = [worker.stop(DRAIN_S) for worker in self._workers]
         if held and not self._hurry.is_set():
             self._say("stopping; workers finish what they hold (Ctrl-C again: at once)")
         await asyncio.gather(*held)
         for child in reversed(self._front):
             await child.stop(STOP_S)
-        await asyncio.gather(*self._pulls, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         sweep()  # what processes left that outlived the broker
         self._unlink_sockets()
 
@@ -254,7 +267,7 @@ class Supervisor:
                 else:
                     worker.start()
         for model, workers in waiting.items():
-            self._pulls.append(asyncio.ensure_future(self._pull_then_start(model, workers)))
+            self._tasks.append(asyncio.ensure_future(self._pull_then_start(model, workers)))
 
     def _worker(self, pipeline: Pipeline, stage: str, device: str) -> Child:
         where = ("--pipeline", pipeline.name, "--stage", stage, "--broker", self._address, "--device", device)
