@@ -34,7 +34,7 @@ class VllmOptions(Options, frozen=True):
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0  #: size of the KV cache on a CPU; no effect on a GPU
     quantization: str | None = None
     attention_backend: str | None = None
-    #: No graph capture or compilation. None: yes on a CPU, where it takes two minutes and gains nothing
+    #: No graph capture or compilation. None: yes on a CPU, where it takes two minutes and gains little
     enforce_eager: bool | None = None
     enable_prefix_caching: bool = True
     trust_remote_code: bool = False

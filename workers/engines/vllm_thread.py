@@ -1,9 +1,9 @@
 """vLLM's engine on one thread of this process, as async generators of token ids.
 
 Why not vLLM's AsyncLLM: it puts the engine core, and on a CPU the model too, into processes of their own.
-When this process is killed by SIGKILL they live on (seen more than ten minutes later, with their memory), and
-no supported hook ends them. In one process there is nothing to leave behind, it starts faster, needs half
-the memory and spends a third less CPU time a token. The thread holds the GIL between kernels only.
+When this process is killed by SIGKILL they live on (seen more than ten minutes later, with their memory).
+In one process there is nothing to leave behind, and on a CPU it needs a third less memory and a third less
+CPU time a token.
 """
 
 from __future__ import annotations
