@@ -65,6 +65,7 @@ async def _live(broker: str | None) -> None:
 def _view(report: dict[str, Any]) -> Group:
     from rich.console import Group
     from rich.markup import escape
+    from rich.text import Text
 
     missing = escape(", ".join(report["missing"]))
     head = "[green]ready[/]" if report["ready"] else f"[yellow]not ready[/]: no worker for {missing}"
@@ -76,13 +77,18 @@ def _view(report: dict[str, Any]) -> Group:
         f"shared memory {tables['block_bytes'] / 2**20:.1f} MiB in {tables['blocks']} blocks; clients: {who}"
     )
     refused = ", ".join(f"{escape(kind)} {count}" for kind, count in report["refused"].items())
-    return Group(head, _stages(report), _workers(report), foot, *([f"refused: {refused}"] if refused else []))
+    end = [foot, f"refused: {refused}"] if refused else [foot]
+    return Group(
+        Text.from_markup(head), _stages(report), _workers(report), *(Text.from_markup(line) for line in end)
+    )
 
 
 def _stages(report: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    table = Table("stage", "engine", title="Stages", title_justify="left")
+    table = Table(title="Stages", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("engine")
     for name in ("queued", "running", "workers", "starting", "done", "attempts", "failed", "deaths"):
         table.add_column(name, justify="right")
     for pipeline, one in report["pipelines"].items():
