@@ -6,7 +6,7 @@ decoder. A connection is DEALER to ROUTER, its identity a fresh random id per pr
 and its first message names the protocol version.
 
     guardian  -> broker   Hello Beat Died Bye
-    engine    -> broker   Ready Credit Emit Finish Failed Checkpoint Release Bye
+    engine    -> broker   Ready Emit Finish Failed Checkpoint Release Bye
     client    -> broker   Connect Beat Submit Abort Release Inspect Bye
     broker    -> guardian Welcome Reject Who Beat Kill Drain
     broker    -> engine   Welcome Reject Who Assign Input Cancel Drain Free
@@ -100,7 +100,10 @@ class Bye(Message):
 
 
 class Ready(Message):
-    """The engine has loaded. ``capacity`` is its first credit, ``arena`` its segments' prefix."""
+    """The engine has loaded. ``capacity`` is its credit: so many tasks it asks for, and one more as one ends.
+
+    ``arena`` is its segments' prefix.
+    """
 
     version: int
     guardian: Peer
@@ -108,12 +111,6 @@ class Ready(Message):
     pid: int
     arena: str = ""
     resumes: bool = False  #: the engine wants the bodies of chunks that earlier attempts got out
-
-
-class Credit(Message):
-    """Asks for ``n`` more tasks."""
-
-    n: int
 
 
 class Emit(Message):
@@ -332,7 +329,7 @@ class Report(Message):
     body: msgspec.Raw
 
 
-FromWorker = Hello | Beat | Died | Bye | Ready | Credit | Emit | Finish | Failed | Checkpoint | Release
+FromWorker = Hello | Beat | Died | Bye | Ready | Emit | Finish | Failed | Checkpoint | Release
 ToWorker = Welcome | Reject | Who | Beat | Kill | Assign | Input | Cancel | Drain | Free
 FromClient = Connect | Beat | Submit | Abort | Release | Inspect | Bye
 ToClient = Connected | Reject | Who | Beat | Accepted | Refused | Output | Ended | Report | Free

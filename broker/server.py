@@ -74,7 +74,7 @@ class Server:
             for message in messages:
                 self._handle(Received(now, peer, message))
 
-        port = Port(socket, on_frames, self._after_reading)
+        port = Port(socket, on_frames, self._flush)
         for kind in kinds:
             self._ports[kind] = port
 
@@ -96,23 +96,21 @@ class Server:
             if type(instruction) is Send:
                 self._outbox.setdefault(instruction.peer, []).append(instruction.message)
             elif type(instruction) is Note:
-                log.log(instruction.level, instruction.text)
+                log.log(instruction.level, instruction.text, *instruction.values)
             elif type(instruction) is Reap:
                 unlink_owner(instruction.arena)
-
-    def _after_reading(self) -> None:
-        """What one port brought goes out at the other, and sending there may have swallowed its edge."""
-        self._flush()
-        self._poke()
 
     def _flush(self) -> None:
         """Sends every peer what is due to it. Peers that turn out gone are the core's next events."""
         while self._outbox:
             gone: list[Peer] = []
             full: dict[Peer, list[Message]] = {}
+            used: set[Port] = set()
             for peer, messages in self._outbox.items():
+                port = self._ports[peer[0]]
+                used.add(port)
                 try:
-                    self._ports[peer[0]].socket.send_multipart((peer, encode(messages)), zmq.NOBLOCK)
+                    port.socket.send_multipart((peer, encode(messages)), zmq.NOBLOCK)
                 except zmq.Again:
                     if len(messages) > BACKLOG:
                         gone.append(peer)
@@ -123,6 +121,8 @@ class Server:
                         raise
                     gone.append(peer)
             self._outbox = {}
+            for port in used:
+                port.poke()
             for peer in gone:
                 self._handle(Lost(time.monotonic(), peer))
             if full:
@@ -139,11 +139,6 @@ class Server:
     def _retry(self) -> None:
         self._retry_due = False
         self._flush()
-        self._poke()
-
-    def _poke(self) -> None:
-        for port in set(self._ports.values()):
-            port.poke()
 
     async def run(self) -> None:
         """Serves until cancelled."""
@@ -152,7 +147,6 @@ class Server:
                 await asyncio.sleep(self.core.settings.beat_s)
                 self._handle(Tick(time.monotonic()))
                 self._flush()
-                self._poke()
         finally:
             for port in set(self._ports.values()):
                 port.close()

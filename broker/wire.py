@@ -47,7 +47,7 @@ class Port:
         self.poke()
 
     def poke(self) -> None:
-        """To be called after sends outside of a wake-up: reads soon if they have swallowed the edge."""
+        """To be called after each send: it may have swallowed the edge, and then we read soon."""
         if not self._scheduled and not self.socket.closed and self._readable():
             self._scheduled = True
             self._loop.call_soon(self._read)
@@ -64,8 +64,9 @@ class Port:
             if not readable():  # asking costs a third of the exception that a vain recv raises
                 break
             self._on_frames(receive(zmq.NOBLOCK))
+        else:
+            self.poke()
         self._on_drained()
-        self.poke()
 
     def close(self, linger_ms: int = 0) -> None:
         """Stops reading and closes the socket; unsent messages get ``linger_ms``."""
@@ -111,7 +112,7 @@ class Connection:
         self._outbox.append(message)
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush_and_poke)
+            self._loop.call_soon(self._flush_later)
 
     def waits(self, message: Message) -> bool:
         """Whether a message of this wake-up, or one that the broker can't take yet, may still be changed."""
@@ -132,10 +133,9 @@ class Connection:
         for message in self._decode(frames[-1]):
             self._on_message(message)
 
-    def _flush_and_poke(self) -> None:
+    def _flush_later(self) -> None:
         self._flush_due = False
         self._flush()
-        self._port.poke()
 
     def _flush(self) -> None:
         if not self._outbox or self._socket.closed:
@@ -145,9 +145,10 @@ class Connection:
         except zmq.Again:
             if not self._flush_due:
                 self._flush_due = True
-                self._loop.call_later(RETRY_S, self._flush_and_poke)
+                self._loop.call_later(RETRY_S, self._flush_later)
             return
         self._outbox = []
+        self._port.poke()
 
     def close(self, linger_ms: int = 500) -> None:
         """Sends what is left, then closes."""

@@ -26,7 +26,6 @@ from broker.protocol import (
     Bye,
     Cancel,
     Checkpoint,
-    Credit,
     Drain,
     EdgeInput,
     Emit,
@@ -81,7 +80,7 @@ class WorkerProcess:
         self.engine = engine
         self.stage = settings.pipeline.stages[settings.stage]
         self.arena = SharedMemory(settings.run)
-        self.running: dict[tuple[int, int], Running] = {}
+        self.running: dict[tuple[int, int, int], Running] = {}  #: by (request, stage, attempt)
         self.draining = False
         self._leaving = False  #: the last Bye is under way
         self.done = asyncio.Event()
@@ -141,7 +140,7 @@ class WorkerProcess:
 
     def _on_assign(self, message: Assign) -> None:
         running = Running(message)
-        self.running[message.request, message.stage] = running
+        self.running[running.name] = running
         running.task = self._loop.create_task(self._run(running))
 
     def _on_input(self, message: Input) -> None:
@@ -165,8 +164,7 @@ class WorkerProcess:
         running.task.cancel()
 
     def _find(self, message: Input | Cancel) -> Running | None:
-        running = self.running.get((message.request, message.stage))
-        return running if running is not None and running.assign.attempt == message.attempt else None
+        return self.running.get((message.request, message.stage, message.attempt))
 
     def _release_unused(self, message: Input) -> None:
         """The job has ended before this came: nobody will look at it."""
@@ -204,11 +202,10 @@ class WorkerProcess:
         except Exception as error:
             log.exception("request %d failed", assign.request)
             failed = self._failed(running, "stage_failed", error, 500)
-        del self.running[assign.request, assign.stage]
+        del self.running[running.name]
         running.job = running.inputs = None  # breaks a cycle: views of input tensors must go at once
         if failed is not None:
             self.connection.post(failed)
-        self.connection.post(Credit(1))
         self._leave_if_empty()
 
     def _failed(self, running: Running, kind: str, error: Exception, status: int) -> Failed:

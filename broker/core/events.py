@@ -49,7 +49,8 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     """Something a person may want to read: one line per request end, one per worker change."""
 
     level: int
-    text: str
+    text: str  #: with %-placeholders for ``values``, filled in only where somebody listens
+    values: tuple[object, ...] = ()
 
 
 Event = Received | Lost | Tick

@@ -27,7 +27,6 @@ from broker.protocol import (
     Checkpoint,
     Connect,
     Connected,
-    Credit,
     Died,
     Drain,
     Emit,
@@ -86,7 +85,6 @@ class Core:
         self._out: list[Instruction] = []
         self._handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {
             Emit: self._from_worker(self.tasks.emit),
-            Credit: self._from_worker(self._on_credit),
             Finish: self._from_worker(self.tasks.finish),
             Failed: self._from_worker(self.tasks.failed),
             Checkpoint: self._from_worker(self.tasks.checkpoint),
@@ -171,7 +169,7 @@ class Core:
         worker.pid, worker.arena, worker.resumes = m.pid, m.arena, m.resumes
         self.workers[peer] = stage.workers[peer] = guardian.workers[peer] = worker
         self._note(f"{stage.pipeline.name}/{stage.name}: worker {m.pid} is ready")
-        self.tasks.add_credit(now, worker, m.capacity)
+        self.tasks.worker_ready(now, worker, m.capacity)
 
     def _on_beat(self, now: float, peer: Peer, m: Beat) -> None:
         known = self.guardians.get(peer) or self.clients.get(peer)
@@ -209,10 +207,6 @@ class Core:
             self._worker_gone(now, worker, cause)
 
     # --- what workers say about tasks
-
-    def _on_credit(self, now: float, worker: Worker, m: Credit) -> None:
-        if not worker.draining and m.n > 0:
-            self.tasks.add_credit(now, worker, m.n)
 
     def _from_worker(self, act: Callable[[float, Worker, Any], None]) -> Callable[[float, Peer, Any], None]:
         """A handler for messages that only a known worker may send."""

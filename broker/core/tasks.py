@@ -107,13 +107,13 @@ class Tasks:
         self.ended[request.pipeline.name, status] += 1
         ended = Ended(request.tag, status, error, [task.timing for task in request.tasks.values()])  # type: ignore[arg-type]
         self.out.append(Send(request.client.peer, ended))
-        if error is not None:
-            text = f"request {request.number} of {request.pipeline.name} failed: {error.message}"
-            self.out.append(Note(logging.WARNING, text))
+        if error is None:
+            text = "request %d of %s: %s after %.3f s"
+            ended = (request.number, request.pipeline.name, status, now - request.accepted)
+            self.out.append(Note(logging.DEBUG, text, ended))
         else:
-            seconds = now - request.accepted
-            text = f"request {request.number} of {request.pipeline.name} {status} in {seconds:.3f} s"
-            self.out.append(Note(logging.DEBUG, text))
+            failed = (request.number, request.pipeline.name, error.message)
+            self.out.append(Note(logging.WARNING, "request %d of %s failed: %s", failed))
 
     def _leave(self, task: Task) -> None:
         """Takes one task out of a request that ends."""
@@ -140,12 +140,18 @@ class Tasks:
 
     # --- workers
 
-    def add_credit(self, now: float, worker: Worker, credit: int) -> None:
-        """The worker asks for more tasks."""
+    def worker_ready(self, now: float, worker: Worker, capacity: int) -> None:
+        """A worker asks for its first tasks."""
         self._now = now
         scheduler = worker.stage.scheduler
-        scheduler.add_credit(worker, credit)
+        scheduler.add_credit(worker, capacity)
         scheduler.dispatch(self._assign)
+
+    def _give_back(self, task: Task, worker: Worker) -> None:
+        """A task leaves its worker, which so asks for another one."""
+        del worker.tasks[task.key]
+        if not worker.draining:
+            worker.stage.scheduler.add_credit(worker, 1)
 
     def stop_feeding(self, worker: Worker) -> None:
         """The worker takes nothing new."""
@@ -307,9 +313,10 @@ class Tasks:
             self._done(task, worker)
 
     def _done(self, task: Task, worker: Worker) -> None:
-        del worker.tasks[task.key]
+        self._give_back(task, worker)
         if task.state is TaskState.CANCELLING:
             task.state = TaskState.DONE
+            worker.stage.scheduler.dispatch(self._assign)
             return
         task.state = TaskState.DONE
         task.worker = None
@@ -327,6 +334,7 @@ class Tasks:
         request.open -= 1
         if request.open == 0:
             self.end(self._now, request, "done", None)
+        worker.stage.scheduler.dispatch(self._assign)
 
     def failed(self, now: float, worker: Worker, m: Failed) -> None:
         """The worker gives the task up: its item raised, the worker leaves, or it was told to stop."""
@@ -334,7 +342,7 @@ class Tasks:
         task = self._running(worker, m)
         if task is None:
             return
-        del worker.tasks[task.key]
+        self._give_back(task, worker)
         if task.state is TaskState.CANCELLING:
             task.state = TaskState.DONE
         elif m.kind == "item":
@@ -347,7 +355,7 @@ class Tasks:
 
     def _blame(self, task: Task, worker: Worker, what: str) -> None:
         """The worker breaks the rules in this task: the attempt is over, what still comes of it is stale."""
-        del worker.tasks[task.key]
+        self._give_back(task, worker)
         request, stage = task.key
         self.out.append(Send(worker.peer, Cancel(request, stage, task.attempt)))
         self._again(task, failure("stage_failed", f"stage {task.stage.name}: its worker {what}", task))

@@ -14,7 +14,6 @@ from broker.protocol import (
     VERSION,
     Assign,
     Connect,
-    Credit,
     Died,
     Emit,
     Failed,
@@ -113,20 +112,16 @@ class Driver:
         return self.take(worker, Assign)
 
     def emit(self, worker: bytes, task: Assign, piece: Chunk) -> None:
-        """A worker gives a chunk of a task; with ``last`` it asks for the next one."""
+        """A worker gives a chunk of a task."""
         self.say(worker, Emit(task.request, task.stage, task.attempt, piece))
-        if piece.last:
-            self.say(worker, Credit(1))
 
     def finish(self, worker: bytes, task: Assign) -> None:
         """A worker ends a task."""
         self.say(worker, Finish(task.request, task.stage, task.attempt))
-        self.say(worker, Credit(1))
 
     def fail(self, worker: bytes, task: Assign, kind: str = "item", error: Any = None) -> None:
         """A worker gives a task up."""
         self.say(worker, Failed(task.request, task.stage, task.attempt, kind, error))  # type: ignore[arg-type]
-        self.say(worker, Credit(1))
 
     def die(self, worker: bytes, cause: str = "signal SIGKILL") -> None:
         """A guardian reports its engine's death."""

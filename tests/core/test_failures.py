@@ -12,7 +12,6 @@ from broker.protocol import (
     Checkpoint,
     Connect,
     Connected,
-    Credit,
     Died,
     Drain,
     Emit,
@@ -266,7 +265,7 @@ def test_a_chunk_that_skips_a_number_is_an_attempt_lost() -> None:
     assert len(d.take(a, Free)) == 1
     assert d.take(a, Cancel)
     assert not d.take(client, Output)
-    assert d.assigned(d.worker("b", "a"))[0].attempt == 2
+    assert d.assigned(a)[0].attempt == 2
 
 
 def test_a_handle_into_somebody_elses_arena_is_refused() -> None:
@@ -323,7 +322,7 @@ def test_releases_that_come_twice_or_from_strangers_free_nothing_twice() -> None
 def test_strangers_are_asked_who_they_are() -> None:
     d = Driver(line("a"))
     messages: list[Message] = [
-        Beat(), Credit(1), Died(b"w", "x"), Failed(1, 0, 1, "item"), Finish(1, 0, 1),
+        Beat(), Died(b"w", "x"), Failed(1, 0, 1, "item"), Finish(1, 0, 1),
         Emit(1, 0, 1, chunk(0)), Inspect(1, "status"), Submit(1, "line", ["out"], {}),
     ]  # fmt: skip
     for message in messages:

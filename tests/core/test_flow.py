@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from broker.protocol import Abort, Accepted, Cancel, Credit, Ended, Input, Output, Refused
+from broker.protocol import Abort, Accepted, Cancel, Ended, Input, Output, Refused
 from pipelines.graph import Pipeline
 from tests.core.driver import Driver, chunk, line
 
@@ -110,10 +110,13 @@ def test_work_goes_only_against_credit_and_in_turn() -> None:
     for tag in range(6):
         d.submit(client, tag)
     one, two = d.worker("1", "a", capacity=2), d.worker("2", "a", capacity=2)
-    assert len(d.assigned(one)) == len(d.assigned(two)) == 2
-    d.say(two, Credit(1))
-    assert len(d.assigned(two)) == 1
+    held = d.assigned(two)
+    assert len(d.assigned(one)) == len(held) == 2
     d.submit(client, 9)
+    assert not d.assigned(one)
+    assert not d.assigned(two)
+    d.finish(two, held[0])
+    assert len(d.assigned(two)) == 1
     assert not d.assigned(one)
 
 

@@ -25,7 +25,6 @@ from broker.protocol import (
     Bye,
     Cancel,
     Connect,
-    Credit,
     Died,
     Emit,
     Ended,
@@ -171,7 +170,6 @@ class SimWorker(Producer):
             self.world.check_inputs(m, job["inputs"])
         del self.jobs[m.request, m.stage]
         self.world.send(self.peer, message)
-        self.world.send(self.peer, Credit(1))
         for _, chunks, _ in job["inputs"].values():
             for chunk in chunks:
                 self._release_all(chunk)

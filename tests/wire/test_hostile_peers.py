@@ -114,7 +114,7 @@ async def test_http_on_the_zeromq_ports_changes_nothing(broker: str) -> None:
 
 async def test_a_stranger_that_speaks_well_is_asked_who_it_is(broker: str) -> None:
     with dealer(endpoints(broker).workers, new_peer("w")) as peer:
-        peer.send(msgspec.msgpack.encode([["Credit", 5], ["Finish", 1, 0, 1]]))
+        peer.send(msgspec.msgpack.encode([["Finish", 2, 0, 1], ["Finish", 1, 0, 1]]))
         assert peer.poll(5000)
         assert msgspec.msgpack.decode(peer.recv()) == [["Who"], ["Who"]]
 
