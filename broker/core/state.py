@@ -109,6 +109,11 @@ class Request:
         self.tasks: dict[int, Task] = {}
         self.open = 0  #: tasks not done
 
+    @property
+    def name(self) -> tuple[int, str]:
+        """Its number and pipeline, for the log."""
+        return (self.number, self.pipeline.name)
+
 
 class Worker:
     """One engine process."""

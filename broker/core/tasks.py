@@ -108,12 +108,11 @@ class Tasks:
         ended = Ended(request.tag, status, error, [task.timing for task in request.tasks.values()])  # type: ignore[arg-type]
         self.out.append(Send(request.client.peer, ended))
         if error is None:
-            text = "request %d of %s: %s after %.3f s"
-            ended = (request.number, request.pipeline.name, status, now - request.accepted)
-            self.out.append(Note(logging.DEBUG, text, ended))
+            seconds = now - request.accepted
+            line = Note(logging.DEBUG, "request %d of %s: %s after %.3f s", (*request.name, status, seconds))
         else:
-            failed = (request.number, request.pipeline.name, error.message)
-            self.out.append(Note(logging.WARNING, "request %d of %s failed: %s", failed))
+            line = Note(logging.WARNING, "request %d of %s failed: %s", (*request.name, error.message))
+        self.out.append(line)
 
     def _leave(self, task: Task) -> None:
         """Takes one task out of a request that ends."""
