@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
 
+import pytest
 import pytest_asyncio
 
 from tests.engines.helpers import stage, started
@@ -33,3 +35,12 @@ async def whisper() -> AsyncIterator[WhisperEngine]:
     settings = {"model": "whisper-base", "resources": {"threads": 2}}
     async with started(WhisperEngine(stage("whisper", **settings), device="cpu")) as engine:
         yield engine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment_is_put_back() -> Iterator[None]:
+    """vLLM preloads its OpenMP library into all later children by way of the environment."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
