@@ -185,8 +185,6 @@ async def test_a_vocoder_killed_in_mid_stream_changes_no_sample(
     voice: House, client: openai.AsyncOpenAI, broker: Client
 ) -> None:
     _, undisturbed, _ = await joined(await client.chat.completions.create(**spoken(STORY), stream=True))
-    stages = (await broker.inspect("status"))["pipelines"]["voice"]["stages"]
-    victim = stages["code2wav"]["workers"][0]["pid"]
     killed = False
     audio = b""
     async for chunk in await client.chat.completions.create(**spoken(STORY), stream=True):
@@ -194,7 +192,9 @@ async def test_a_vocoder_killed_in_mid_stream_changes_no_sample(
             audio += audio_of(choice.delta)
         if audio and not killed:
             killed = True
-            os.kill(victim, signal.SIGKILL)
+            stages = (await broker.inspect("status"))["pipelines"]["voice"]["stages"]
+            (busy,) = (worker for worker in stages["code2wav"]["workers"] if worker["running"])
+            os.kill(busy["pid"], signal.SIGKILL)
     assert killed
     assert audio == undisturbed
     stages = (await broker.inspect("status"))["pipelines"]["voice"]["stages"]
