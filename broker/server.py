@@ -25,12 +25,14 @@ from broker.address import Endpoints, endpoints, make_run_dir
 from broker.core.events import Event, Lost, Note, Reap, Received, Send, Tick
 from broker.core.machine import Core
 from broker.protocol import Message, Peer, decode_from_client, decode_from_worker, encode
-from broker.wire import MAX_FRAME, RETRY_S, Port
+from broker.wire import BATCH, MAX_FRAME, RETRY_S, Port
 from pipelines.graph import Pipeline
 
 log = logging.getLogger("broker")
 
 BACKLOG = 100_000  #: messages that may wait for one slow peer before it is given up
+SLICE = 256  #: of these, how many go in one frame
+PIPE = 100  #: frames that ZeroMQ holds for one peer
 
 
 class Server:
@@ -45,6 +47,8 @@ class Server:
             first_request=time.time_ns() // 1_000_000 << 12,  # numbers of an earlier run never come back
         )
         self._outbox: dict[Peer, list[Message]] = {}
+        self._used: set[Port] = set()  #: sent through since the last poke
+        self._stuck: dict[Peer, list[Message]] = {}  #: of peers whose pipe is full; sent when it is not
         self._warned: set[Peer] = set()
         self._retry_due = False
         self._ports: dict[int, Port] = {}
@@ -57,6 +61,7 @@ class Server:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        socket.setsockopt(zmq.SNDHWM, PIPE)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(endpoint)
         decode = decode_from_client if kinds == b"c" else decode_from_worker
@@ -71,8 +76,10 @@ class Server:
                 self._drop(frames[0], error)
                 return
             now = time.monotonic()
-            for message in messages:
+            for number, message in enumerate(messages, 1):
                 self._handle(Received(now, peer, message))
+                if number % BATCH == 0:
+                    self._flush()
 
         port = Port(socket, on_frames, self._flush)
         for kind in kinds:
@@ -103,33 +110,30 @@ class Server:
     def _flush(self) -> None:
         """Sends every peer what is due to it. Peers that turn out gone are the core's next events."""
         while self._outbox:
-            gone: list[Peer] = []
-            full: dict[Peer, list[Message]] = {}
-            used: set[Port] = set()
-            for peer, messages in self._outbox.items():
-                port = self._ports[peer[0]]
-                used.add(port)
-                try:
-                    port.socket.send_multipart((peer, encode(messages)), zmq.NOBLOCK)
-                except zmq.Again:
-                    if len(messages) > BACKLOG:
-                        gone.append(peer)
-                    else:
-                        full[peer] = messages
-                except zmq.ZMQError as error:
-                    if error.errno != zmq.EHOSTUNREACH:
-                        raise
-                    gone.append(peer)
-            self._outbox = {}
-            for port in used:
+            outbox, self._outbox = self._outbox, {}
+            for peer, messages in outbox.items():
+                if peer in self._stuck:
+                    self._stuck[peer] += messages
+                elif not self._send(peer, messages):
+                    self._stuck[peer] = messages
+                    self._retry_later()
+            for port in self._used:
                 port.poke()
-            for peer in gone:
-                self._handle(Lost(time.monotonic(), peer))
-            if full:
-                for peer, messages in full.items():
-                    self._outbox[peer] = messages + self._outbox.get(peer, [])
-                self._retry_later()
-                return
+            self._used.clear()
+
+    def _send(self, peer: Peer, messages: list[Message]) -> bool:
+        """One frame. False: the peer's pipe is full."""
+        port = self._ports[peer[0]]
+        self._used.add(port)
+        try:
+            port.socket.send_multipart((peer, encode(messages)), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._handle(Lost(time.monotonic(), peer))
+        return True
 
     def _retry_later(self) -> None:
         if not self._retry_due:
@@ -137,7 +141,18 @@ class Server:
             asyncio.get_running_loop().call_later(RETRY_S, self._retry)
 
     def _retry(self) -> None:
+        """Tries the peers again whose pipes were full; one with too much waiting is given up."""
         self._retry_due = False
+        for peer, messages in list(self._stuck.items()):
+            while messages and self._send(peer, messages[:SLICE]):
+                del messages[:SLICE]
+            if len(messages) > BACKLOG:
+                self._handle(Lost(time.monotonic(), peer))
+                messages.clear()
+            if not messages:
+                del self._stuck[peer]
+        if self._stuck:
+            self._retry_later()
         self._flush()
 
     async def run(self) -> None:

@@ -20,6 +20,9 @@ from broker.protocol import Message, Peer, Release, encode
 READ_LIMIT = 256  #: frames per wake-up, so that timers and the other socket get their turn
 MAX_FRAME = 64 << 20  #: bytes; tensors travel out-of-band, so a larger frame is no honest one
 RETRY_S = 0.01  #: when a full pipe is tried again
+#: Messages after which a frame leaves before the wake-up's end. Without a bound all requests in flight move
+#: as one convoy, and while one process works on it all others wait.
+BATCH = 16
 
 
 class Port:
@@ -76,7 +79,7 @@ class Port:
 
 
 class Connection:
-    """A peer's DEALER connection to the broker: posted messages leave together at the end of the wake-up.
+    """A peer's DEALER connection to the broker: messages leave together, when the wake-up ends or sooner.
 
     Args:
         endpoint: Where the broker's ROUTER is.
@@ -99,6 +102,7 @@ class Connection:
         self._released: deque[BlockId] = deque()
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
+        self._stuck = False  #: the pipe was full; it is tried again by and by, not with each message
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, peer)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -110,7 +114,9 @@ class Connection:
     def post(self, message: Message) -> None:
         """Sends soon, in order. Never blocks; messages wait here while the broker is away."""
         self._outbox.append(message)
-        if not self._flush_due:
+        if len(self._outbox) >= BATCH and not self._stuck:
+            self._flush()
+        elif not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush_later)
 
@@ -143,10 +149,12 @@ class Connection:
         try:
             self._socket.send(encode(self._outbox), zmq.NOBLOCK)
         except zmq.Again:
+            self._stuck = True
             if not self._flush_due:
                 self._flush_due = True
                 self._loop.call_later(RETRY_S, self._flush_later)
             return
+        self._stuck = False
         self._outbox = []
         self._port.poke()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import random
@@ -17,7 +18,7 @@ import zmq
 
 from broker.address import endpoints
 from broker.client import BrokerError, Client
-from broker.protocol import VERSION, Connect, encode, new_peer
+from broker.protocol import VERSION, Connect, Inspect, encode, new_peer
 
 GARBAGE = [
     b"",
@@ -40,11 +41,12 @@ GARBAGE = [
 
 
 @contextmanager
-def dealer(endpoint: str, identity: bytes) -> Iterator[zmq.Socket[bytes]]:
+def dealer(endpoint: str, identity: bytes, *, receives: int = 1000) -> Iterator[zmq.Socket[bytes]]:
     """A raw socket connected to the broker."""
     context = zmq.Context()
     peer: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     peer.setsockopt(zmq.IDENTITY, identity)
+    peer.setsockopt(zmq.RCVHWM, receives)
     peer.connect(endpoint)
     yield peer
     peer.close(1000)
@@ -146,3 +148,13 @@ async def test_hostile_handles_are_refused_at_the_door(broker: str) -> None:
         with pytest.raises(BrokerError):
             await client.submit("line", outputs=["nothing"], given={"request": [{}]})
     assert "internal_error" not in await refused(broker)
+
+
+async def test_a_peer_that_never_reads_costs_the_others_nothing(broker: str) -> None:
+    with dealer(endpoints(broker).clients, new_peer("c"), receives=1) as peer:
+        peer.send(encode([Connect(VERSION, "api")]))
+        for number in range(40_000):  # far more answers than ZeroMQ's pipes and the kernel's buffers hold
+            peer.send(encode([Inspect(number, "status")]))
+        async with asyncio.timeout(30):
+            for _ in range(20):
+                assert "internal_error" not in await refused(broker)
