@@ -284,6 +284,11 @@ class Core:
             self._client_gone(now, client)
         elif (guardian := self.guardians.get(peer)) is not None:
             self._guardian_gone(now, guardian, "its guardian is gone")
+        elif (worker := self.workers.get(peer)) is not None and not worker.draining:
+            # Messages to it were lost, so what it does now may be wrong: its tasks belong to somebody else.
+            worker.draining = True
+            self.tasks.stop_feeding(worker)
+            self._send(worker.guardian.peer, Kill(peer, "killed: its connection to the broker broke"))
 
     def _on_tick(self, now: float) -> None:
         silence = now - self.settings.liveness_s

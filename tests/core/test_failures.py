@@ -337,3 +337,18 @@ def test_a_ready_that_is_overtaken_by_its_engines_death_makes_no_worker() -> Non
     d.say(b"g1", Died(b"w1", "signal SIGKILL"))
     d.say(b"w1", Ready(VERSION, b"g1", 1, 1, arena(b"w1")))
     assert not d.core.workers
+
+
+def test_a_worker_that_messages_cannot_reach_is_replaced() -> None:
+    d = Driver(line("a"))
+    a, client = d.worker("a", "a", capacity=2), d.client()
+    d.submit(client, 1)
+    assert d.assigned(a)
+    d.lose(a)
+    d.lose(a)
+    (kill,) = d.take(guard(a), Kill)
+    assert kill.worker == a
+    d.submit(client, 2)
+    assert not d.assigned(a), "it gets nothing more"
+    d.die(a, kill.cause)
+    assert len(d.assigned(d.worker("b", "a", capacity=2))) == 2
