@@ -23,7 +23,7 @@ VALUES: dict[str, Any] = {
     "max_num_seqs": 33,
     "max_batch_size": 5,
     "wait_ms": 2.5,
-    "replicas": 2,
+    "replicas": 4,
     "threads": 3,
     "attempts": 7,
     "timeout_s": 12.5,
