@@ -249,7 +249,7 @@ class Omni:
 
     def transcribe(
         self,
-        audio: npt.ArrayLike,
+        audio: Recording,
         rate: int = RATE,
         *,
         language: str | None = None,
@@ -258,15 +258,16 @@ class Omni:
         """Writes a recording down: :attr:`Result.text`, and the segments under outputs["transcript"].
 
         Args:
-            audio: 1-D samples, floats in [-1, 1] or int16.
+            audio: 1-D samples, floats in [-1, 1] or int16; or (samples, Hz), as :meth:`generate` takes them.
             rate: Their rate in Hz.
             language: ISO code; None: the engine listens.
             params: Stage -> parameters.
 
         Raises as :meth:`generate` does.
         """
+        samples, rate = audio if isinstance(audio, tuple) else (audio, rate)
         question = exchange.transcription(
-            self.pipeline, clip(audio, rate), options=_given(language=language), params=params
+            self.pipeline, clip(samples, rate), options=_given(language=language), params=params
         )
         result = self._run(self._whole(question))
         segments = result.outputs.get(question.outputs[0], [])
