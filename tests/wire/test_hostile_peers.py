@@ -1,4 +1,8 @@
-"""What strangers send to the broker's sockets costs them the message, and nobody else anything."""
+"""What strangers send to the broker's sockets costs them the message, and nobody else anything.
+
+That a zero-copy send from a buffer that is used again changes what is under way can't happen here: frames are
+encoded for one send and copied into it, and tensors lie in blocks that are not reused before their release.
+"""
 
 from __future__ import annotations
 
