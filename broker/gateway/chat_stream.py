@@ -15,7 +15,6 @@ from broker.client import RequestStream
 from broker.gateway.answer import Answer, Base64Pieces
 from broker.gateway.completion import AudioDelta, Chunk, ChunkChoice, Delta, encode
 from broker.gateway.context import stage_metrics, together
-from broker.gateway.errors import from_exception
 from broker.gateway.models import AUDIO, TEXT
 from broker.gateway.plan import ChatPlan
 from broker.gateway.settings import Settings
@@ -29,19 +28,13 @@ async def respond(
     events = Events(request, settings.stall_s)
     answers = [plan.answer(whole=False) for _ in streams]
     writers = [_ChoiceWriter(events, plan, i, answer) for i, answer in enumerate(answers)]
-    try:
+    async with events.whole(plan.request_id):
         await together(*(w.run(stream) for w, stream in zip(writers, streams, strict=True)))
         plan.finished(answers)
         if plan.include_usage or plan.include_metrics:
             await events.send(encode(_closing_chunk(plan, answers, streams[0])))
         await events.write(DONE)
-        return await events.finish()
-    except ConnectionError:
-        raise
-    except Exception as error:
-        if not events.started:
-            raise
-        return await events.fail(from_exception(error), plan.request_id)
+    return events.response
 
 
 def _closing_chunk(plan: ChatPlan, answers: list[Answer], stream: RequestStream) -> Chunk:

@@ -9,7 +9,7 @@ from broker.client import RequestStream
 from broker.gateway import audio, params, usage
 from broker.gateway.answer import Base64Pieces, Speech
 from broker.gateway.context import Call, Context, parse
-from broker.gateway.errors import ApiError, from_exception
+from broker.gateway.errors import ApiError
 from broker.gateway.metrics import Watch
 from broker.gateway.models import AUDIO
 from broker.gateway.schemas import SpeechRequest
@@ -113,7 +113,7 @@ class SpeechEndpoint:
             for text in texts:
                 await events.send(_encode({"type": "speech.audio.delta", "audio": text}))
 
-        try:
+        async with events.whole(request["id"]):
             async for _, payload in stream:
                 watch.first_audio()
                 data = await speech.feed(payload)
@@ -125,13 +125,7 @@ class SpeechEndpoint:
             await send(pieces.feed(rest) + pieces.finish())
             watch.done(speech.seconds)
             await events.send(_encode({"type": "speech.audio.done", "usage": _usage(body, speech)}))
-            return await events.finish()
-        except ConnectionError:
-            raise
-        except Exception as error:
-            if not events.started:
-                raise
-            return await events.fail(from_exception(error), request["id"])
+        return events.response
 
 
 def _silence() -> ApiError:

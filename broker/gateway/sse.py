@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from broker.gateway.errors import ApiError
+from broker.gateway.errors import from_exception
 
 DONE = b"data: [DONE]\n\n"
 
@@ -78,7 +80,20 @@ class Events(Body):
         """Sends one event; ``data`` is a JSON text without line breaks."""
         await self.write(b"data: " + data + b"\n\n")
 
-    async def fail(self, error: ApiError, request_id: str) -> web.StreamResponse:
-        """Ends the stream with an error object. Nothing that looks like an orderly end follows it."""
-        await self.send(error.body(request_id))
-        return await self.finish()
+    @asynccontextmanager
+    async def whole(self, request_id: str) -> AsyncIterator[None]:
+        """Around all that sends events; it ends the stream.
+
+        An error before the first event is raised, a later one is sent as an error object: nothing that looks
+        like an orderly end follows that.
+        """
+        try:
+            yield
+            await self.finish()
+        except ConnectionError:
+            raise
+        except Exception as error:
+            if not self.started:
+                raise
+            await self.send(from_exception(error).body(request_id))
+            await self.finish()

@@ -8,7 +8,7 @@ from aiohttp import BodyPartReader, web
 from broker.client import RequestStream
 from broker.gateway import media
 from broker.gateway.context import Call, Context
-from broker.gateway.errors import ApiError, from_decoding, from_exception
+from broker.gateway.errors import ApiError, from_decoding
 from broker.gateway.models import Model
 from broker.gateway.schemas import TranscriptionForm
 from broker.gateway.sse import Events
@@ -85,20 +85,14 @@ class Transcriptions:
         self, request: web.Request, stream: RequestStream, transcript: Transcript
     ) -> web.StreamResponse:
         events = Events(request, self._context.settings.stall_s)
-        try:
+        async with events.whole(request["id"]):
             async for _, payload in stream:
                 delta = transcript.add(payload)
                 if delta:
                     await events.send(_encode({"type": "transcript.text.delta", "delta": delta}))
             done = {"type": "transcript.text.done", "text": transcript.text, "usage": transcript.tokens()}
             await events.send(_encode(done))
-            return await events.finish()
-        except ConnectionError:
-            raise
-        except Exception as error:
-            if not events.started:
-                raise
-            return await events.fail(from_exception(error), request["id"])
+        return events.response
 
 
 def _add(fields: dict[str, str | list[str]], name: str, value: str) -> None:
