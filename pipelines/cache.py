@@ -7,6 +7,7 @@ lock file per model keeps two processes from doing the work twice.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -14,7 +15,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -76,9 +76,9 @@ class Entry:
 
     def size(self) -> int:
         """Bytes on the disk."""
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        return bytes_in(self.path)
 
-    @contextmanager
+    @contextlib.contextmanager
     def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Excludes other processes and threads from building this model; ``waiting``: somebody else does."""
         self._models.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class Entry:
         finally:
             os.close(descriptor)
 
-    @contextmanager
+    @contextlib.contextmanager
     def build(self) -> Iterator[Path]:
         """A folder to build in, on the cache's file system; gone afterwards. Only under :meth:`lock`."""
         prefix = f".build-{self.model.name}-"
@@ -122,6 +122,16 @@ class Entry:
             self.path.rename(build / "broken")
         made.rename(self.path)
         _flush(self._models)
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of the files in a folder, which others may write to, move and remove meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
 
 
 def sha256(path: Path) -> str:

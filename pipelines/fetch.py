@@ -14,7 +14,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from pipelines.cache import sha256
+from pipelines.cache import bytes_in, sha256
 from pipelines.catalog import Model
 from pipelines.convert import MISSING_LIBRARY
 from pipelines.errors import ModelError
@@ -127,7 +127,7 @@ def _run(
         )
         try:
             while True:
-                done = _bytes_in(grows) if grows else 0
+                done = bytes_in(grows) if grows else 0
                 total = model.megabytes * 1_000_000 if grows else 0
                 progress(Step(model.name, what, done, total, time.monotonic() - began))
                 try:
@@ -140,16 +140,6 @@ def _run(
                 process.kill()
                 process.wait()
     return process.returncode, log.read_text(errors="replace")
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue  # pip has just moved it
-    return total
 
 
 def _last_line(output: str) -> str:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ import msgspec
 import pytest
 
 from pipelines import models
-from pipelines.cache import MANIFEST, Entry
+from pipelines.cache import MANIFEST, Entry, bytes_in
 from pipelines.catalog import MODELS, Model
 from pipelines.errors import ModelError
 from pipelines.progress import Console, Step
@@ -219,6 +220,26 @@ def test_a_pull_killed_on_the_way_leaves_nothing_that_counts(model: Model, step:
     assert not Entry(model).intact()
     _, steps = steps_of()  # not held up by the dead one's lock
     assert steps == PULLED
+
+
+def test_a_folder_that_vanishes_while_it_is_measured_is_nothing_to_fail_for(tmp_path: Path) -> None:
+    """pip removes its temporary folders while the progress of its download is counted."""
+    (tmp_path / "stays").write_bytes(bytes(1000))
+    done = threading.Event()
+
+    def churn() -> None:
+        while not done.is_set():
+            (tmp_path / "a" / "b").mkdir(parents=True)
+            (tmp_path / "a" / "b" / "c").write_bytes(b"1")
+            shutil.rmtree(tmp_path / "a")
+
+    churning = threading.Thread(target=churn)
+    churning.start()
+    try:
+        assert {bytes_in(tmp_path) for _ in range(5000)} <= {1000, 1001}
+    finally:
+        done.set()
+        churning.join()
 
 
 def test_two_at_once_do_the_work_once(model: Model) -> None:
