@@ -29,11 +29,12 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
     C-contiguous, whatever their strides were at the sender.
     """
 
-    transport: str  #: "shm"
+    transport: str  #: "shm", or "disk" (then ``block.place`` is a file of the disk store)
     block: BlockId
     nbytes: int
     dtype: str  #: torch's name without the prefix: "float32", "bfloat16", "float8_e4m3fn", "bool", ...
     shape: tuple[int, ...]
+    copy: str = ""  #: file of the disk store with the same bytes, for when the block itself is gone
 
 
 class Chunk(msgspec.Struct, array_like=True):

@@ -6,14 +6,29 @@ decoder. A connection is DEALER to ROUTER, its identity a fresh random id per pr
 and its first message names the protocol version.
 
     guardian  -> broker   Hello Beat Died Bye
-    engine    -> broker   Ready Emit Finish Failed Checkpoint Release Bye
-    client    -> broker   Connect Beat Submit Abort Release Inspect Bye
+    engine    -> broker   Ready Emit Finish Failed Checkpoint Took Release Resync Bye
+    client    -> broker   Connect Beat Submit Attach Taken Abort Forget Release Resync Inspect Letters Bye
     broker    -> guardian Welcome Reject Who Beat Kill Drain
-    broker    -> engine   Welcome Reject Who Assign Input Cancel Drain Free
-    broker    -> client   Connected Reject Who Beat Accepted Refused Output Ended Report Free
+    broker    -> engine   Welcome Reject Who Seen Assign Input Grant Cancel Drain Free
+    broker    -> client   Connected Reject Who Beat Busy Accepted Attached Refused Output Ended Report Free
 
 A task is named (request, stage, attempt) everywhere: ``request`` is the broker's own number, ``stage`` the
 position in ``Pipeline.order()``, ``attempt`` counts from 1.
+
+**When the broker dies** and comes back, it knows from its journal all that it had read; what was under way
+in either direction is lost. It sends Who with its new ``boot`` to every engine and client that it remembers.
+These introduce themselves once per boot:
+
+* an engine: Ready with the leases it holds; then again, in order, every Emit, Finish, Failed and Checkpoint
+  that no Seen has covered; then Resync. The broker takes each chunk number of a task once, so what it had
+  read already has no effect; it sends what a lease lacks (Input), and Cancel for a lease it does not want.
+* a client: Connect; then again the Submit (or the Attach) of every request it has open, with ``received``;
+  then Resync. A Submit whose ``name`` the broker knows continues that request, else it is a new one.
+
+**Flow control.** A task may be ahead of the slowest consumer of its streaming edges and of its caller by
+``limits.ahead_chunks`` chunks and ``limits.ahead_mb`` MiB; the first chunk beyond that waits in its worker
+until a Grant. Consumers say what they have taken (Took, Taken) each time a quarter of that has gathered, so
+short streams cost no message.
 """
 
 from __future__ import annotations
@@ -26,9 +41,11 @@ import msgspec
 from adapters.handle import BlockId, Chunk
 from pipelines.graph import Pipeline
 
-VERSION = 1
+VERSION = 2
 
 Peer = bytes  #: a connection's ZeroMQ identity
+
+NAME = r"[0-9A-Za-z_-]{8,64}"  #: a request's name; it is a folder's name in the disk store
 
 
 def new_peer(kind: str) -> Peer:
@@ -63,6 +80,15 @@ class Timing(msgspec.Struct, array_like=True, gc=False):
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
     """Base of all messages; the tag is the class's name."""
+
+
+class Lease(msgspec.Struct, array_like=True, gc=False):
+    """A running attempt, as its engine announces it to a broker that was restarted."""
+
+    request: int
+    stage: int
+    attempt: int
+    inputs: list[tuple[int, int, bool]]  #: (edge, chunks received over it, whether its end was)
 
 
 # --- guardian -> broker
@@ -111,6 +137,8 @@ class Ready(Message):
     pid: int
     arena: str = ""
     resumes: bool = False  #: the engine wants the bodies of chunks that earlier attempts got out
+    leases: list[Lease] = []  #: what it runs already, when it introduces itself to a restarted broker
+    sent: int = 0  #: how many results (see Seen) it has sent in all before those that follow this message
 
 
 class Emit(Message):
@@ -149,10 +177,32 @@ class Checkpoint(Message):
     chunk: Chunk
 
 
+class Took(Message):
+    """The engine's job has taken so many more chunks, of so many bytes together, from one of its edges."""
+
+    request: int
+    stage: int
+    attempt: int
+    edge: int
+    chunks: int
+    nbytes: int
+
+
 class Release(Message):
     """The sender looks at these blocks no longer (each was sent to it once per entry)."""
 
     blocks: list[BlockId]
+
+
+class Resync(Message):
+    """Ends an introduction to a restarted broker.
+
+    ``holds``: the blocks of others that the sender was sent and has not released, one entry for each time.
+    ``lent``: the sender's own blocks that it has sent in messages and that have not been freed.
+    """
+
+    holds: list[BlockId]
+    lent: list[BlockId]
 
 
 # --- broker -> guardian and engine
@@ -166,6 +216,8 @@ class Welcome(Message):
     pipeline: Pipeline
     stage: str
     beat_s: float = 1.0
+    boot: int = 0  #: differs for each broker process, also where ``run`` stays the same
+    store: str = ""  #: the folder of the disk store; "": there is none
 
 
 class Reject(Message):
@@ -175,7 +227,37 @@ class Reject(Message):
 
 
 class Who(Message):
-    """The broker does not know the sender (it restarted, or gave the sender up): introduce yourself again."""
+    """Introduce yourself, if you have not done so to this ``boot`` of the broker.
+
+    ``gone``: the broker had met you and has given you up, so what you still hold belongs to others. An engine
+    ends then; a guardian and a client begin anew.
+    """
+
+    boot: int = 0
+    gone: bool = False
+
+
+class Seen(Message):
+    """The broker has read and journalled so many of the engine's results, counted from its start.
+
+    Results are Emit, Finish, Failed and Checkpoint messages. The engine need not keep those any more.
+    """
+
+    results: int
+
+
+class Grant(Message):
+    """The task may emit chunks whose ``seq`` is less than this, as long as the bytes allow it.
+
+    ``nbytes`` bounds the sum over all chunks of the task since seq 0; one chunk may always pass that bound
+    when its consumers have taken everything before it.
+    """
+
+    request: int
+    stage: int
+    attempt: int
+    chunks: int
+    nbytes: int
 
 
 class Kill(Message):
@@ -215,6 +297,8 @@ class Assign(Message):
     seed: int
     inputs: list[EdgeInput]
     resume: Resume | None = None
+    name: str = ""  #: the request's name: its folder in the disk store
+    granted: tuple[int, int] = (1 << 60, 1 << 60)  #: as in Grant: (chunks, nbytes)
 
 
 class Input(Message):
@@ -252,7 +336,11 @@ class Connect(Message):
 
 
 class Submit(Message):
-    """A new request. ``tag`` is the client's own number for it, used until the broker's is known."""
+    """A new request. ``tag`` is the client's own number for it on this connection.
+
+    ``name`` is drawn by the client and names the request for ever; a second Submit of one name, by whatever
+    client, continues the request instead: outputs from ``received`` on, and its end.
+    """
 
     tag: int
     pipeline: str
@@ -264,19 +352,59 @@ class Submit(Message):
     priority: int = 0  #: lower runs first
     deadline_s: float | None = None
     tenant: str = ""
+    name: str = ""  #: NAME, or "": the broker makes one up, and the request can't be continued
+    received: dict[str, int] = {}  #: output -> chunks that the client has
+    stored: bool = False  #: it goes on without a client, and is kept for a while after its end
+    call: bytes = b""  #: the client's own notes, given to whoever attaches
+
+
+class Attach(Message):
+    """Continue a request that was submitted earlier, perhaps by another client. Answered by Attached."""
+
+    tag: int
+    name: str
+    received: dict[str, int] = {}
+
+
+class Taken(Message):
+    """The caller has taken so many more chunks, of so many bytes together, of one output."""
+
+    tag: int
+    output: str
+    chunks: int
+    nbytes: int
 
 
 class Abort(Message):
-    """The caller has gone, or wants no more. By tag, so that it works before Accepted arrives."""
+    """The caller has gone, or wants no more. By tag, so that it works before Accepted arrives.
+
+    ``leave``: a stored request goes on without it.
+    """
 
     tag: int
+    leave: bool = False
+
+
+class Forget(Message):
+    """The caller has everything: an ended request that is not stored may be forgotten."""
+
+    tag: int
+
+
+class Letters(Message):
+    """The dead-letter list, answered by Report. ``act``: "list", "show", "retry" or "drop" of one name."""
+
+    tag: int
+    act: Literal["list", "show", "retry", "drop"]
+    name: str = ""
 
 
 class Inspect(Message):
-    """Asks for a Report. ``what``: "status", "metrics", "ready"."""
+    """Asks for a Report. ``what``: "status", "metrics", "ready", or "request" of a name."""
 
     tag: int
     what: str
+    name: str = ""
 
 
 # --- broker -> client
@@ -289,6 +417,15 @@ class Connected(Message):
     run: str
     pipelines: list[Pipeline]
     beat_s: float = 1.0
+    boot: int = 0  #: differs for each broker process, also where ``run`` stays the same
+    store: str = ""  #: the folder of the disk store; "": there is none
+
+
+class Busy(Message):
+    """The pipeline takes nothing now; ``retry_after_s`` 0: it does again. Sent when that changes."""
+
+    pipeline: str
+    retry_after_s: float
 
 
 class Accepted(Message):
@@ -296,6 +433,16 @@ class Accepted(Message):
 
     tag: int
     request: int
+
+
+class Attached(Message):
+    """Answer to Attach: the request is this client's now; outputs and the end follow."""
+
+    tag: int
+    request: int
+    pipeline: str
+    outputs: list[str]
+    call: bytes
 
 
 class Refused(Message):
@@ -329,10 +476,14 @@ class Report(Message):
     body: msgspec.Raw
 
 
-FromWorker = Hello | Beat | Died | Bye | Ready | Emit | Finish | Failed | Checkpoint | Release
-ToWorker = Welcome | Reject | Who | Beat | Kill | Assign | Input | Cancel | Drain | Free
-FromClient = Connect | Beat | Submit | Abort | Release | Inspect | Bye
-ToClient = Connected | Reject | Who | Beat | Accepted | Refused | Output | Ended | Report | Free
+FromWorker = Hello | Beat | Died | Bye | Ready | Emit | Finish | Failed | Checkpoint | Took | Release | Resync
+ToWorker = Welcome | Reject | Who | Beat | Kill | Seen | Assign | Input | Grant | Cancel | Drain | Free
+FromClient = (
+    Connect | Beat | Submit | Attach | Taken | Abort | Forget | Release | Resync | Inspect | Letters | Bye
+)
+ToClient = (
+    Connected | Reject | Who | Beat | Busy | Accepted | Attached | Refused | Output | Ended | Report | Free
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(list[FromWorker]).decode

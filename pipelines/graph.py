@@ -93,6 +93,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of one pipeline in the broker."""
 
     max_requests: Positive = 1024  #: accepted and unfinished; more get 429
+    #: A task may be ahead of the slowest of its consumers by so much; then it waits
+    ahead_chunks: Annotated[int, Meta(ge=4)] = 64
+    ahead_mb: Annotated[float, Meta(gt=0)] = 8.0  #: MiB; one chunk always passes
 
 
 class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
