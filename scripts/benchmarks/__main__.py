@@ -7,7 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-_SUPPORT = {"__init__", "__main__", "common", "stack"}
+_SUPPORT = {"__init__", "__main__", "callers", "common", "deaths", "house", "stack"}
 
 
 def benchmarks() -> dict[str, str]:
