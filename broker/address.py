@@ -1,7 +1,7 @@
 """Where the broker's sockets are, and who may reach them.
 
 By default both sockets are ipc files in the run folder, which only its owner may enter. A TCP address names
-the workers' port; clients use the next one.
+the workers' port; clients use the next one. TCP beyond loopback needs keys (see :mod:`broker.keys`).
 """
 
 from __future__ import annotations
@@ -52,10 +52,24 @@ def make_run_dir(path: Path) -> Path:
     return path
 
 
+def keys_dir() -> Path | None:
+    """``OMNI_KEYS``, else the default folder if it is there; None: this process has no keys."""
+    if chosen := os.environ.get("OMNI_KEYS"):
+        return Path(chosen)
+    default = default_keys_dir()
+    return default if default.is_dir() else None
+
+
+def default_keys_dir() -> Path:
+    """Where `omni-broker keys` puts them: ``omni-broker/keys`` in ``XDG_CONFIG_HOME`` or ``~/.config``."""
+    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(config).expanduser() / "omni-broker" / "keys"
+
+
 def endpoints(address: str | None = None) -> Endpoints:
     """The two endpoints for ``None`` (the run folder), ``ipc:///folder`` or ``tcp://host:port``.
 
-    Raises AddressError for anything else, and for TCP hosts other than loopback.
+    Raises AddressError for anything else, and for TCP hosts other than loopback where there are no keys.
     """
     if address is None:
         address = f"ipc://{run_dir()}"
@@ -69,8 +83,11 @@ def endpoints(address: str | None = None) -> Endpoints:
         host = port = None
     if parts.scheme != "tcp" or not host or not port or port == 65535:
         raise AddressError(f"{address!r} is no broker address; use ipc:///folder or tcp://host:port")
-    if not is_loopback(host):
-        raise AddressError(f"{host} is not a loopback address, and connections beyond it are not encrypted")
+    if not is_loopback(host) and keys_dir() is None:
+        raise AddressError(
+            f"{host} is not a loopback address, and connections beyond it need keys: make them with "
+            "`omni-broker keys`, or name their folder with --keys or OMNI_KEYS"
+        )
     name = f"[{host}]" if ":" in host else host
     return Endpoints(f"tcp://{name}:{port}", f"tcp://{name}:{port + 1}")
 

@@ -1,4 +1,4 @@
-"""``omni-broker``: start, status, ask, stop, models."""
+"""``omni-broker``: start, status, ask, stop, keys, models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from broker import shadow
 from broker.commands import models
 from broker.commands.ask import ask
 from broker.commands.common import USAGE, say
+from broker.commands.keys import keys
 from broker.commands.start import start
 from broker.commands.status import status
 from broker.commands.stop import stop
@@ -40,7 +41,7 @@ def _options(
     pass
 
 
-for _command in (start, status, ask, stop):
+for _command in (start, status, ask, stop, keys):
     app.command()(_command)
 app.add_typer(models.app, name="models")
 

@@ -78,14 +78,35 @@ class Port:
             self.socket.close(linger=linger_ms)
 
 
+def _dealer(endpoint: str) -> zmq.Socket[bytes]:
+    """A socket that may connect to the endpoint."""
+    keys = None
+    if endpoint.startswith("tcp://"):
+        from broker.keys import Keys, secure_client  # not at the head: ipc needs none of it
+
+        keys = Keys.find()
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    if endpoint.startswith("tcp://["):
+        socket.setsockopt(zmq.IPV6, 1)
+    if keys is not None:
+        try:
+            secure_client(socket, keys)
+        except ValueError:
+            socket.close()
+            raise
+    return socket
+
+
 class Connection:
     """A peer's DEALER connection to the broker: messages leave together, when the wake-up ends or sooner.
 
     Args:
-        endpoint: Where the broker's ROUTER is.
+        endpoint: Where the broker's ROUTER is. Over TCP, keys are used if this process has any.
         peer: This process's identity, fresh (:func:`broker.protocol.new_peer`).
         decode: One of the decoders of :mod:`broker.protocol`.
         on_message: Gets each message.
+
+    Raises :class:`broker.keys.KeysError` for keys that can't be used.
     """
 
     def __init__(
@@ -103,12 +124,11 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._flush_due = False
         self._stuck = False  #: the pipe was full; it is tried again by and by, not with each message
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        socket = self._socket = _dealer(endpoint)
         socket.setsockopt(zmq.IDENTITY, peer)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         socket.connect(endpoint)
-        self._socket = socket
         self._port = Port(socket, self._on_frames, self._flush)
 
     def post(self, message: Message) -> None:
