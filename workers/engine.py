@@ -13,6 +13,9 @@ from typing import Any, Protocol
 from adapters.chunk import Payload
 from pipelines.graph import Stage
 
+#: What an engine may yield in the place of a payload that is out already: see :attr:`Job.emitted`.
+OUT: Payload = {}
+
 
 class ItemError(Exception):
     """The job's own fault (bad input, model refuses it): fail this job, keep its mates.
@@ -89,6 +92,7 @@ class Job:
         "attempt",
         "cancelled",
         "checkpoint",
+        "emitted",
         "inputs",
         "name",
         "params",
@@ -105,6 +109,7 @@ class Job:
         seed: int,
         *,
         attempt: int = 1,
+        emitted: int = 0,
         resumed: list[Payload] | None = None,
         resume_state: Payload | None = None,
         checkpoint: Callable[[Payload], None] = lambda state: None,
@@ -114,6 +119,7 @@ class Job:
         self.params = params  #: the request's parameters for this stage, already decoded
         self.seed = seed  #: the same in every attempt
         self.attempt = attempt
+        self.emitted = emitted  #: payloads that earlier attempts got out
         self.resumed = resumed or []  #: small fields of the chunks that earlier attempts got out (no tensors)
         self.resume_state = resume_state  #: the last checkpoint an earlier attempt made, or None
         self.checkpoint = checkpoint  #: hands a state over that covers all payloads yielded so far
@@ -132,9 +138,10 @@ class Job:
 class Engine(Protocol):
     """What a worker process runs. Built with ``Engine(stage, device=...)``; loads its libraries in ``start``.
 
-    ``resumes`` says what the engine does with ``job.resumed``. False: it starts anew, must repeat itself
-    exactly (same inputs, same seed, same payloads), and the worker drops the payloads that are already out.
-    True: it yields only what comes after ``job.resumed`` / ``job.resume_state``.
+    ``resumes`` says what the engine does with what earlier attempts got out. False: its payloads are counted
+    from the first one again; it must repeat itself exactly (same inputs, same seed, same payloads), and the
+    worker drops the first ``job.emitted``. So it need not compute those: :data:`OUT` may stand in their
+    places. True: it gets ``job.resumed`` and yields only what comes after.
     """
 
     resumes: bool
