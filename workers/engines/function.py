@@ -25,7 +25,7 @@ from msgspec import Meta
 from adapters.chunk import Payload
 from pipelines.graph import Stage
 from pipelines.options import FunctionOptions, options_of
-from workers.engine import ItemError, Job
+from workers.engine import OUT, ItemError, Job
 from workers.engines.faults import Faults
 from workers.params import checked
 
@@ -46,7 +46,7 @@ class ToneParams(msgspec.Struct, frozen=True):
 
 
 class FunctionEngine:
-    """Runs one of the functions. Repeats itself exactly, so a new attempt starts anew."""
+    """Runs one of the functions. A new attempt counts up to the first payload that is not out yet."""
 
     resumes = False
 
@@ -76,9 +76,12 @@ class FunctionEngine:
     async def _with_faults(self, job: Job, faults: Faults) -> AsyncIterator[Payload]:
         number = 0
         async for payload in self._op(job):
-            if self.options.delay_s:
-                await asyncio.sleep(self.options.delay_s)
-            yield await faults.strike(job, number, payload)
+            if number < job.emitted:
+                yield OUT
+            else:
+                if self.options.delay_s:
+                    await asyncio.sleep(self.options.delay_s)
+                yield await faults.strike(job, number, payload)
             number += 1
 
     async def _pass(self, job: Job) -> AsyncIterator[Payload]:
@@ -119,13 +122,16 @@ class FunctionEngine:
         speed = checked(job.params, ToneParams).speed
         rate = self.options.sample_rate
         length = max(round(self.options.word_s * rate / speed), 1)
-        start = 0
+        number = 0
         async for payload in self._pass(job):
             for _ in text_of(payload).split():
-                time = np.arange(start, start + length) / rate
-                wave = 0.5 * np.sin(2 * np.pi * self.options.frequency_hz * time)
-                yield {"audio": wave.astype(np.float32), "sample_rate": rate}
-                start += length
+                if number < job.emitted:
+                    yield OUT
+                else:
+                    time = np.arange(number * length, (number + 1) * length) / rate
+                    wave = 0.5 * np.sin(2 * np.pi * self.options.frequency_hz * time)
+                    yield {"audio": wave.astype(np.float32), "sample_rate": rate}
+                number += 1
 
     async def _picture(self, job: Job) -> AsyncIterator[Payload]:
         """One chunk {"image": uint8 [size, size, 3]}."""

@@ -4,6 +4,9 @@ Noise comes from the job's seed and the utterance's number, so a seed gives the 
 others. Utterances that share a pass differ by some 1e-4 from those computed alone (matrices of another height
 are added up in another order), and on a CPU a shared pass is hardly faster. So each utterance has a pass to
 itself, and jobs take turns, unless the stage's option ``exact`` is false.
+
+Since the noise depends on nothing else, a new attempt goes on with the first utterance that is not out yet;
+of those before it only finds the phonemes, to count them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from adapters.chunk import Payload
 from pipelines.graph import Stage
 from pipelines.options import VitsAcousticOptions, options_of
 from workers.batching import BatchingEngine
-from workers.engine import ItemError, Job
+from workers.engine import OUT, ItemError, Job
 from workers.engines.phonemes import Phonemizer
 from workers.engines.vits import Voice, finite, open_session, open_voice
 from workers.params import checked
@@ -80,17 +83,22 @@ class VitsAcousticEngine(BatchingEngine[Utterance, NDArray[np.float32]]):
         params = checked(job.params, SpeechParams)
         self._check_voice(params.voice)
         length_scale = (self.options.length_scale or self._voice.inference.length_scale) / params.speed
-        number = 0
+        number = out = 0  # utterances; payloads
         for stream in job.inputs.values():
             async for payload in stream:
                 text = text_of(payload)
                 utterances = self._phonemizer.ids(text)
                 if not utterances:
                     yield self._payload(np.zeros((self._voice.channels, 0), np.float32), text)
+                    out += 1
                 for ids in utterances:
-                    seed = (job.seed & (1 << 64) - 1, number)
-                    yield self._payload(await self.submit(Utterance(ids, length_scale, seed)), text)
+                    if out < job.emitted:
+                        yield OUT
+                    else:
+                        seed = (job.seed & (1 << 64) - 1, number)
+                        yield self._payload(await self.submit(Utterance(ids, length_scale, seed)), text)
                     number += 1
+                    out += 1
                     text = ""  # it stands in the first of the sentence's payloads
 
     def _check_voice(self, voice: str) -> None:

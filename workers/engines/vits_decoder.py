@@ -1,7 +1,8 @@
 """Engine ``vits-decoder``: the decoder half of a VITS voice, from windows of latent frames to a waveform.
 
 Windows of equal length share a pass. ONNX Runtime's CPU convolutions take the items of a batch one by one,
-so the samples are the same, bit by bit, in any company.
+so the samples are the same, bit by bit, in any company. A new attempt goes on with the first window whose
+audio is not out yet.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from adapters.chunk import Payload
 from workers.batching import BatchingEngine
-from workers.engine import ItemError, Job
+from workers.engine import OUT, ItemError, Job
 from workers.engines.vits import Voice, finite, open_session, open_voice
 
 Array = NDArray[np.float32]
@@ -33,14 +34,20 @@ class VitsDecoderEngine(BatchingEngine[Array, Array]):
 
     async def run(self, job: Job) -> AsyncIterator[Payload]:
         """Decodes each window as it comes; the windows' audio joined is that of all frames at once."""
+        number = 0
         for stream in job.inputs.values():
             async for payload in stream:
                 frames, left, right = self._window(payload)
-                if frames.shape[1] > left + right:
+                new = frames.shape[1] - left - right
+                if new <= 0:
+                    continue
+                if number < job.emitted:
+                    yield OUT
+                else:
                     decoded = await self.submit(frames)
-                    new = frames.shape[1] - left - right
                     audio = trimmed(decoded, left=left, new=new, right=right, hop=self._voice.hop)
                     yield {"audio": audio, "sample_rate": self._voice.audio.sample_rate}
+                number += 1
 
     def _window(self, payload: Payload) -> tuple[Array, int, int]:
         frames, left, right = payload.get("frames"), payload.get("left", 0), payload.get("right", 0)
