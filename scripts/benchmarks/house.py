@@ -141,9 +141,11 @@ class House:
     async def _gone(self) -> list[Running]:
         """Waits until no process is left; those that still are after a while."""
         deadline = time.monotonic() + GONE_S
-        while (left := self.processes()) and time.monotonic() < deadline:
+        while True:
+            left = self.processes()
+            if not left or time.monotonic() > deadline:
+                return left
             await asyncio.sleep(0.02)
-        return left
 
     # --- looking at it
 
