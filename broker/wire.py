@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
@@ -105,6 +105,7 @@ class Connection:
         peer: This process's identity, fresh (:func:`broker.protocol.new_peer`).
         decode: One of the decoders of :mod:`broker.protocol`.
         on_message: Gets each message.
+        on_release: Gets the blocks of each Release, on the loop's thread, as it is posted.
 
     Raises :class:`broker.keys.KeysError` for keys that can't be used.
     """
@@ -115,10 +116,12 @@ class Connection:
         peer: Peer,
         decode: Callable[[bytes], list[Any]],
         on_message: Callable[[Any], None],
+        on_release: Callable[[list[BlockId]], None] = lambda blocks: None,
     ) -> None:
         self.peer = peer
         self._decode = decode
         self._on_message = on_message
+        self._on_release = on_release
         self._outbox: list[Message] = []
         self._released: deque[BlockId] = deque()
         self._loop = asyncio.get_running_loop()
@@ -127,7 +130,7 @@ class Connection:
         socket = self._socket = _dealer(endpoint)
         socket.setsockopt(zmq.IDENTITY, peer)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         socket.connect(endpoint)
         self._port = Port(socket, self._on_frames, self._flush)
 
@@ -137,6 +140,13 @@ class Connection:
         if len(self._outbox) >= BATCH and not self._stuck:
             self._flush()
         elif not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush_later)
+
+    def restart(self, messages: Sequence[Message]) -> None:
+        """Sends these in the place of all that waits here, which a broker that was restarted can't use."""
+        self._outbox = list(messages)
+        if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush_later)
 
@@ -153,6 +163,7 @@ class Connection:
     def _post_released(self) -> None:
         if self._released:
             blocks = [self._released.popleft() for _ in range(len(self._released))]
+            self._on_release(blocks)
             self.post(Release(blocks))
 
     def _on_frames(self, frames: list[bytes]) -> None:
