@@ -7,7 +7,7 @@
 
 Each producing process owns one arena: segments (:mod:`adapters.segment`) that are made when they are needed,
 each about twice as large as the last, up to a ceiling. At the ceiling ``put`` raises :class:`ArenaFull` and
-the producer may wait for a block to come back.
+the producer may wait for a block to come back, or turn to the disk store (:mod:`adapters.disk`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from adapters import tensor as codec
+from adapters.disk import PLACE, DiskStore
 from adapters.handle import AdapterError, ArenaFull, BlockId, Handle
 from adapters.reader import Reader
 from adapters.segment import OWNER, RUN, Segment, block_size, shm_dir
@@ -62,6 +63,7 @@ class SharedMemory:
         folder: Path | None = None,
         ceiling: int = CEILING,
         first_segment: int = FIRST_SEGMENT,
+        store: DiskStore | None = None,
     ) -> None:
         """Makes no file yet.
 
@@ -71,6 +73,7 @@ class SharedMemory:
             folder: Where segments live; by default ``OMNI_SHM_DIR`` or /dev/shm.
             ceiling: Bytes that all segments together may take.
             first_segment: Bytes of the first segment.
+            store: Where tensors go that have to outlive us or have no room, and where such are read.
         """
         owner = owner or secrets.token_hex(8)
         if not RUN.fullmatch(run) or not OWNER.fullmatch(owner):
@@ -78,7 +81,8 @@ class SharedMemory:
         self.folder = folder or shm_dir()
         self.prefix = f"omni-{run}-{owner}-"  #: how the names of our segments start
         self.ceiling = ceiling
-        self.reader = Reader(self.folder)
+        self.store = store
+        self.reader = Reader(self.folder, store=store)
         self._numbers = itertools.count()
         self._next_size = first_segment
         self._lock = threading.Lock()
@@ -115,7 +119,15 @@ class SharedMemory:
         return self.reader.get(handle, released)
 
     def free(self, block: BlockId) -> None:
-        """Gives one of our blocks back; a block that isn't in use in this generation is counted, no more."""
+        """Gives one of our blocks back; a block that isn't in use in this generation is counted, no more.
+
+        A block in the disk store is a file, which goes.
+        """
+        if PLACE.fullmatch(block.place):
+            if self.store is None or not self.store.unlink(block.place):
+                with self._lock:
+                    self._stale_frees += 1
+            return
         with self._lock:
             segment = self._segments.get(block.place)
             if segment is None or not segment.give_back(block.offset, block.generation):
@@ -270,7 +282,7 @@ class SharedMemory:
         self._on_free = []
         # Another thread of the parent may have held a lock just then.
         self._lock = threading.Lock()
-        self.reader = Reader(self.folder)
+        self.reader = Reader(self.folder, store=self.store)
 
 
 _arenas: weakref.WeakSet[SharedMemory] = weakref.WeakSet()

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from adapters import tensor
+from adapters.disk import DiskStore
 from adapters.finite import find_nonfinite
 from adapters.handle import (
     AdapterError,
@@ -29,6 +30,7 @@ from adapters.handle import (
     BlockId,
     Chunk,
     Handle,
+    Sink,
     Transport,
 )
 from adapters.paths import ROOT, children, path_of
@@ -41,6 +43,7 @@ __all__ = ["INLINE_LIMIT", "Chunk", "Payload", "body_fields", "find_nonfinite", 
 Payload = dict[str, Any]
 
 INLINE_LIMIT = 16 * 1024  #: bytes; larger tensors travel by handle
+SPILL_AFTER_S = 1.0  #: an arena that stays full for so long has its tensors go to disk
 
 _BY_HANDLE = 1  # msgpack extension: a msgpack integer, the index into Chunk.handles
 _INLINE = 2  # msgpack extension: an _Inline
@@ -62,7 +65,7 @@ class _Refused(Exception):
 # --- sending
 
 
-def pack(payload: Payload, seq: int, transport: Transport | None, *, last: bool = False) -> Chunk:
+def pack(payload: Payload, seq: int, transport: Sink | None, *, last: bool = False) -> Chunk:
     """Encodes a payload; large tensors go through the transport (without one, all go inline).
 
     Raises :class:`UnsupportedTensor`, :class:`BadPayload` or :class:`ArenaFull`, each naming the field. After
@@ -91,8 +94,7 @@ def pack(payload: Payload, seq: int, transport: Transport | None, *, last: bool 
         return Chunk(seq, last, msgspec.Raw(msgspec.msgpack.encode(payload, enc_hook=hook)), handles)
     except BaseException as error:
         if transport is not None:
-            for handle in handles:
-                transport.free(handle.block)
+            _free(handles, transport)
         if isinstance(error, _Refused):
             kind = type(error.value).__name__
             raise BadPayload(f"{path_of(error.value, payload)}: {kind} can't travel") from None
@@ -102,23 +104,107 @@ def pack(payload: Payload, seq: int, transport: Transport | None, *, last: bool 
 
 
 async def pack_wait(
-    payload: Payload, seq: int, arena: SharedMemory, *, last: bool = False, timeout_s: float = 30.0
+    payload: Payload,
+    seq: int,
+    arena: SharedMemory,
+    *,
+    last: bool = False,
+    timeout_s: float = 30.0,
+    name: str = "",
+    durable: bool = False,
+    spill_after_s: float = SPILL_AFTER_S,
 ) -> Chunk:
-    """Like :func:`pack`, but waits for blocks to come back while the arena is full.
+    """Like :func:`pack`, but an arena that is full is waited for, and then done without.
 
-    Raises :class:`ArenaFull` after ``timeout_s``, and at once when waiting can't help.
+    Args:
+        payload: Must not change before this returns.
+        seq: The chunk's number.
+        arena: Where large tensors go.
+        last: Whether the chunk ends its task's output.
+        timeout_s: How long to wait for blocks to come back where the tensors can't go to disk.
+        name: The request's name. With it, and a store in the arena, tensors go to the store when the arena
+            stays full for ``spill_after_s``, and at once when waiting can't help.
+        durable: Each tensor that goes by handle is on disk too when this returns. Needs name and store.
+        spill_after_s: See there.
+
+    Raises :class:`ArenaFull` when there is no room in time. Nothing is left in arena or store after an error,
+    or after a cancellation (the files go a little later).
     """
-    deadline = time.monotonic() + timeout_s
+    store = arena.store if name else None
+    if durable and store is None:
+        raise ValueError("a durable chunk needs its request's name, and an arena with a disk store")
+    deadline = time.monotonic() + (timeout_s if store is None else min(timeout_s, spill_after_s))
     while True:
         since = arena.frees
         try:
-            return pack(payload, seq, arena, last=last)
+            chunk = pack(payload, seq, arena, last=last)
         except ArenaFull as full:
             left = deadline - time.monotonic()
             if not full.retryable or left <= 0:
-                raise
+                if store is None:
+                    raise
+                break
+        else:
+            return await _copied(chunk, arena, store, name) if durable and store is not None else chunk
         # Others may make room in the folder without our hearing of it, so look again now and then.
         await arena.freed(since, min(left, 0.25))
+    spill = _Spill(store, name)
+    return await store.on_thread(
+        lambda: pack(payload, seq, spill, last=last), lambda unsent: _free(unsent.handles, spill)
+    )
+
+
+class _Spill:
+    """A request's part of the disk store, as the place where its tensors go."""
+
+    def __init__(self, store: DiskStore, name: str) -> None:
+        self._store = store
+        self._name = name
+
+    def put(self, value: Any) -> Handle:
+        array, dtype = tensor.plain(value)
+        place = self._store.put(self._name, tensor.contiguous(array))
+        return Handle("disk", BlockId(place, 0, 0), array.nbytes, dtype, array.shape)
+
+    def free(self, block: BlockId) -> None:
+        self._store.unlink(block.place)
+
+
+async def _copied(chunk: Chunk, arena: SharedMemory, store: DiskStore, name: str) -> Chunk:
+    """Gives each handle of our chunk a copy in the store. Frees them all if that fails."""
+
+    def write() -> list[str]:
+        places: list[str] = []
+        try:
+            for handle in chunk.handles:
+                array, _ = tensor.plain(arena.get(handle, lambda block: None))  # ours, so it can't change
+                places.append(store.put(name, tensor.contiguous(array)))
+        except BaseException:
+            unlink(places)
+            raise
+        return places
+
+    def unlink(places: list[str]) -> None:
+        for place in places:
+            store.unlink(place)
+
+    if not chunk.handles:
+        return chunk
+    try:
+        places = await store.on_thread(write, unlink)
+    except BaseException:
+        _free(chunk.handles, arena)
+        raise
+    chunk.handles = [
+        msgspec.structs.replace(handle, copy=place)
+        for handle, place in zip(chunk.handles, places, strict=True)
+    ]
+    return chunk
+
+
+def _free(handles: list[Handle], transport: Sink) -> None:
+    for handle in handles:
+        transport.free(handle.block)
 
 
 def _refuse(value: object) -> Any:
@@ -133,7 +219,7 @@ def _scalar(value: object) -> bool | int | float:
     raise _Refused(value)
 
 
-def _extension(value: object, handles: list[Handle], transport: Transport | None) -> msgspec.msgpack.Ext:
+def _extension(value: object, handles: list[Handle], transport: Sink | None) -> msgspec.msgpack.Ext:
     array, dtype = tensor.plain(value)
     if array.nbytes <= INLINE_LIMIT or transport is None:
         return msgspec.msgpack.Ext(_INLINE, _encode(_Inline(dtype, array.shape, array.tobytes())))

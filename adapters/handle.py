@@ -74,10 +74,8 @@ class ArenaFull(AdapterError):
     retryable = True
 
 
-class Transport(Protocol):
-    """Moves tensors between processes by handle. Thread-safe; ``put`` may be called from engine threads."""
-
-    name: str
+class Sink(Protocol):
+    """Where a sender's tensors go. Thread-safe; ``put`` may be called from engine threads."""
 
     def put(self, tensor: Any) -> Handle:
         """Copies a NumPy array or torch tensor (on the CPU) once and says where it lies.
@@ -85,6 +83,16 @@ class Transport(Protocol):
         Raises :class:`UnsupportedTensor` or :class:`ArenaFull`.
         """
         ...
+
+    def free(self, block: BlockId) -> None:
+        """Gives a block of our own back. Unknown or already freed blocks are ignored and counted."""
+        ...
+
+
+class Transport(Sink, Protocol):
+    """Moves tensors between processes by handle."""
+
+    name: str
 
     def get(self, handle: Handle, released: Callable[[BlockId], None]) -> Any:
         """Returns a read-only zero-copy NumPy array (torch tensor for dtypes NumPy lacks).
@@ -94,10 +102,6 @@ class Transport(Protocol):
         too), so it should take a note and leave; in particular it must not call :meth:`free`.
         Raises :class:`BadHandle`; then ``released`` is not called.
         """
-        ...
-
-    def free(self, block: BlockId) -> None:
-        """Gives a block of our own back. Unknown or already freed blocks are ignored and counted."""
         ...
 
     def close(self) -> None:

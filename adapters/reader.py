@@ -1,7 +1,8 @@
-"""The reading side of shared memory: from a handle out of a message to a view, checked on the way.
+"""The reading side: from a handle out of a message to a view, checked on the way.
 
-A handle may come from a hostile or confused peer. Nothing of it is believed before it is checked against the
-file itself: name, type, owner, mode, bounds, and the header in front of the block.
+What lies in shared memory is mapped; what lies in the disk store is read. A handle may come from a hostile or
+confused peer. Nothing of it is believed before it is checked against the file itself: name, type, owner,
+mode, bounds, and the header in front of the block.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from adapters import tensor
+from adapters.disk import DiskStore
 from adapters.handle import BadHandle, BlockId, Handle
 from adapters.segment import HEADER, HEADER_SIZE, MAGIC, SEGMENT
 
 KEPT = 64  #: mappings kept although no view uses them
+
+
+class _Gone(BadHandle):
+    """The segment is not there (any more)."""
 
 
 class Reader:
@@ -30,8 +36,9 @@ class Reader:
     file still exists. It holds one file descriptor.
     """
 
-    def __init__(self, folder: Path, *, kept: int = KEPT) -> None:
+    def __init__(self, folder: Path, *, kept: int = KEPT, store: DiskStore | None = None) -> None:
         self.folder = folder
+        self.store = store
         self._kept = kept
         self._lock = threading.Lock()
         self._recent: OrderedDict[str, mmap.mmap] = OrderedDict()
@@ -44,21 +51,30 @@ class Reader:
 
     def get(self, handle: Handle, released: Callable[[BlockId], None]) -> Any:
         """A read-only view; see :meth:`adapters.handle.Transport.get`."""
-        block, nbytes = handle.block, handle.nbytes
-        kind = tensor.storage(handle.dtype, handle.shape, nbytes)
-        memory = self._mapping(block.place)
-        # The file's size now, not when we mapped it: a file that somebody cut gives an error, not SIGBUS.
-        if not HEADER_SIZE <= block.offset <= memory.size() - nbytes or block.offset + nbytes > len(memory):
-            raise BadHandle(f"block at {block.offset} with {nbytes} bytes lies outside {block.place}")
-        if HEADER.unpack_from(memory, block.offset - HEADER_SIZE) != (MAGIC, block.generation, nbytes):
-            raise BadHandle(
-                f"block at {block.offset} of {block.place} is not of generation {block.generation}"
-            )
+        kind = tensor.storage(handle.dtype, handle.shape, handle.nbytes)
+        memory: mmap.mmap | bytes
+        if handle.transport == "disk":
+            memory, offset = self._stored(handle.block.place, handle.nbytes), 0
+        elif handle.transport == "shm":
+            try:
+                memory, offset = self._mapped(handle), handle.block.offset
+            except _Gone:
+                if not handle.copy:
+                    raise
+                memory, offset = self._stored(handle.copy, handle.nbytes), 0
+        else:
+            raise BadHandle(f"unknown transport {handle.transport[:40]!r}")
         # NumPy keeps this array alive for every view made of it, because its own base is no array.
-        root = tensor.over(memory, block.offset, kind, handle.shape)
+        root = tensor.over(memory, offset, kind, handle.shape)
         result = tensor.revive(root, handle.dtype)
-        weakref.finalize(root, released, block).atexit = False
+        weakref.finalize(root, released, handle.block).atexit = False
         return result
+
+    def reads_disk(self, handle: Handle) -> bool:
+        """Whether :meth:`get` would read a file now, which may take long."""
+        if handle.transport == "disk":
+            return True
+        return bool(handle.copy) and not (self.folder / handle.block.place).exists()
 
     def forget(self) -> None:
         """Drops the mappings that no view uses."""
@@ -73,6 +89,24 @@ class Reader:
     def _trim(self) -> None:
         for place in [place for place in self._recent if not (self.folder / place).exists()]:
             del self._recent[place]
+
+    def _stored(self, place: str, nbytes: int) -> bytes:
+        if self.store is None:
+            raise BadHandle(f"{place[:120]!r} lies in a disk store, and this process has none")
+        return self.store.read(place, nbytes) or b"\0"  # NumPy wants a byte, also for no element
+
+    def _mapped(self, handle: Handle) -> mmap.mmap:
+        """The memory with a handle's block in it."""
+        block, nbytes = handle.block, handle.nbytes
+        memory = self._mapping(block.place)
+        # The file's size now, not when we mapped it: a file that somebody cut gives an error, not SIGBUS.
+        if not HEADER_SIZE <= block.offset <= memory.size() - nbytes or block.offset + nbytes > len(memory):
+            raise BadHandle(f"block at {block.offset} with {nbytes} bytes lies outside {block.place}")
+        if HEADER.unpack_from(memory, block.offset - HEADER_SIZE) != (MAGIC, block.generation, nbytes):
+            raise BadHandle(
+                f"block at {block.offset} of {block.place} is not of generation {block.generation}"
+            )
+        return memory
 
     def _mapping(self, place: str) -> mmap.mmap:
         with self._lock:
@@ -95,6 +129,8 @@ class Reader:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             fd = os.open(self.folder / place, flags)
+        except FileNotFoundError:
+            raise _Gone(f"{place} is gone") from None
         except OSError as error:
             raise BadHandle(f"can't open {place}: {error.strerror}") from None
         try:

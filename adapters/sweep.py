@@ -9,7 +9,6 @@ chunks may still be read. Segments of dead owners in dead runs go in :func:`swee
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from adapters.locks import is_locked, remove_unlocked, try_lock
 from adapters.segment import OWNER, RUN, SEGMENT, shm_dir
 
 _RUN_FILE = re.compile(r"omni-[0-9a-f]{16}-run")
@@ -52,7 +52,7 @@ class RunLock:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         for _ in range(_TRIES):
             self._fd = os.open(self._path, flags, 0o600)
-            if _try_lock(self._fd) and os.fstat(self._fd).st_nlink:
+            if try_lock(self._fd) and os.fstat(self._fd).st_nlink:
                 return
             # A sweeper or a listing looks at the file just now; a sweeper also removes it. Or a broker lives.
             os.close(self._fd)
@@ -71,7 +71,7 @@ def segments(folder: Path | None = None) -> list[Listed]:
     """All our segments in the folder."""
     folder = folder or shm_dir()
     return [
-        Listed(path.name, size, _locked(path), _locked(_run_file(path.name[5:21], folder)))
+        Listed(path.name, size, is_locked(path), is_locked(_run_file(path.name[5:21], folder)))
         for path, size in _files(folder, SEGMENT)
     ]
 
@@ -86,9 +86,9 @@ def sweep(folder: Path | None = None) -> list[Swept]:
     swept = [
         Swept(path.name, size)
         for path, size in _files(folder, SEGMENT)
-        if not _locked(_run_file(path.name[5:21], folder)) and _remove_unlocked(path)
+        if not is_locked(_run_file(path.name[5:21], folder)) and remove_unlocked(path)
     ]
-    swept += [Swept(path.name, size) for path, size in _files(folder, _RUN_FILE) if _remove_unlocked(path)]
+    swept += [Swept(path.name, size) for path, size in _files(folder, _RUN_FILE) if remove_unlocked(path)]
     return swept
 
 
@@ -121,43 +121,3 @@ def _files(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, int]]
                 info = entry.stat(follow_symlinks=False)
                 if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
                     yield Path(entry.path), info.st_size
-
-
-def _remove_unlocked(path: Path) -> bool:
-    """Removes a file that nobody holds a lock on, holding the lock meanwhile. Whether it did."""
-    fd = _open(path)
-    if fd is None:
-        return False
-    try:
-        if not _try_lock(fd):
-            return False
-        path.unlink(missing_ok=True)
-        return True
-    finally:
-        os.close(fd)
-
-
-def _locked(path: Path) -> bool:
-    """Whether somebody holds a lock on this file."""
-    fd = _open(path)
-    if fd is None:
-        return False
-    try:
-        return not _try_lock(fd)
-    finally:
-        os.close(fd)
-
-
-def _open(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -45,6 +45,11 @@ class Plain(NamedTuple):
     dtype: str
 
 
+def contiguous(array: Array) -> memoryview:
+    """The array's bytes in C order: its own memory if it lies so, else a copy."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def is_tensor(value: object) -> bool:
     """Whether a value is an array or tensor of any kind, supported or not."""
     return isinstance(value, np.ndarray) or _is_torch(value)
