@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from broker.gateway.errors import ApiError
+from broker.gateway.fetch import Fetcher
 
 SAMPLE_RATE = 16_000  #: Hz of what the pipelines get
 MIN_S = 0.1  #: shorter clips are refused, as OpenAI does
@@ -143,17 +144,17 @@ def _frames(container: Any, stream: Any, field: str) -> Iterator[Any]:
     yield None
 
 
-def from_base64(text: str, field: str, max_bytes: int) -> bytes:
-    """The bytes of strict base64 or of a base64 data URI.
+async def load(text: str, field: str, max_bytes: int, fetcher: Fetcher) -> bytes:
+    """The bytes that strict base64, a base64 data URI or a link stands for.
 
-    Raises ApiError for anything else (a link, a path, wrong padding), and 413 for too much.
+    Raises ApiError for anything else (a path, wrong padding), and 413 for too much.
     """
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
             raise ApiError(f"{field}: a data URI must be base64", field, code="invalid_base64")
     elif ":" in text[:16]:
-        raise ApiError(f"{field}: links are not fetched; send the data", field, code="url_not_allowed")
+        return await fetcher.get(text, field)
     if len(text) * 3 // 4 > max_bytes + 2:
         raise ApiError(f"{field}: larger than {max_bytes} bytes", field, status=413, code="audio_too_large")
     try:

@@ -9,6 +9,7 @@ import numpy as np
 from adapters.chunk import Payload
 from broker.gateway import media
 from broker.gateway.errors import ApiError
+from broker.gateway.fetch import Fetcher, is_any, is_public
 from broker.gateway.models import AUDIO, Model
 from broker.gateway.schemas import (
     AudioLinkPart,
@@ -17,8 +18,11 @@ from broker.gateway.schemas import (
     ImageLinkPart,
     Part,
     TextPart,
+    VideoLinkPart,
 )
 from broker.gateway.settings import Settings
+
+MAX_CLIPS = 16  #: in one request
 
 _ROLES = {"developer": "system"}  # what models are trained on
 
@@ -62,10 +66,13 @@ def _joined(parts: list[dict[str, Any]]) -> Any:
 async def _part(part: Part, field: str, model: Model, settings: Settings, clips: list[Any]) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    if isinstance(part, ImageLinkPart):
-        raise ApiError(f"{field}: {model.name} takes no images", field, code="unsupported_modality")
+    if isinstance(part, ImageLinkPart | VideoLinkPart):
+        what = "images" if isinstance(part, ImageLinkPart) else "video"
+        raise ApiError(f"{field}: {model.name} takes no {what}", field, code="unsupported_modality")
     if AUDIO not in model.inputs:
         raise ApiError(f"{field}: {model.name} takes no audio", field, code="unsupported_modality")
+    if len(clips) == MAX_CLIPS:
+        raise ApiError(f"{field}: more than {MAX_CLIPS} clips", field, code="too_many_clips")
     samples = await _audio(part, field, settings, sum(len(clip) for clip in clips))
     clips.append(samples)
     return {"type": "audio", "index": len(clips) - 1}
@@ -82,8 +89,11 @@ async def _audio(part: AudioPart | AudioLinkPart, field: str, settings: Settings
         field = f"{field}.data"
     else:
         text, field = part.audio_url.url, f"{field}.audio_url.url"
-        if not text.startswith("data:"):
-            raise ApiError(f"{field}: links are not fetched; send a data URI", field, code="url_not_allowed")
-    data = media.from_base64(text, field, int(settings.max_audio_mb * 2**20))
+        if ":" not in text:
+            raise ApiError(f"{field}: neither a data URI nor a link", field, code="url_not_allowed")
+    max_bytes = int(settings.max_audio_mb * 2**20)
+    allows = is_any if settings.allow_media_private else is_public
+    fetcher = Fetcher(hosts=settings.allow_media_host, max_bytes=max_bytes, allows=allows)
+    data = await media.load(text, field, max_bytes, fetcher)
     max_s = settings.max_audio_s - before / media.SAMPLE_RATE
     return await media.decode(data, field, max_s=max_s, expected=expected)

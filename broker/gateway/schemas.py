@@ -17,6 +17,7 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Timeout = Annotated[float, Meta(gt=0, le=3600)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 Stops = StopString | Annotated[list[StopString], Meta(max_length=16)]
 AudioFormat = Literal["wav", "pcm", "pcm16", "flac", "mp3", "opus", "aac"]
@@ -58,7 +59,7 @@ class AudioPart(msgspec.Struct, tag_field="type", tag="input_audio"):
 
 
 class Link(msgspec.Struct):
-    """A data URI. Links to elsewhere are refused."""
+    """A data URI, or a link to a host that the server's operator has allowed."""
 
     url: str
 
@@ -75,14 +76,21 @@ class ImageLinkPart(msgspec.Struct, tag_field="type", tag="image_url"):
     image_url: Link
 
 
-Part = TextPart | AudioPart | AudioLinkPart | ImageLinkPart
+class VideoLinkPart(msgspec.Struct, tag_field="type", tag="video_url"):
+    """A video; as with images."""
+
+    video_url: Link
+
+
+Part = TextPart | AudioPart | AudioLinkPart | ImageLinkPart | VideoLinkPart
+Parts = Annotated[list[Part], Meta(max_length=64)]
 
 
 class ChatMessage(msgspec.Struct):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part] | None = None
+    content: str | Parts | None = None
 
 
 class AudioOut(msgspec.Struct):
@@ -101,7 +109,7 @@ class StreamOptions(msgspec.Struct):
 class ChatRequest(Sampling, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Meta(max_length=1024)]
     model: str | None = None
     modalities: list[str] | None = None
     audio: AudioOut | None = None
@@ -113,6 +121,8 @@ class ChatRequest(Sampling, kw_only=True):
     sampling_params_list: list[dict[str, Any] | None] | None = None
     metrics: bool | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    timeout_s: Timeout | None = None
+    store: bool | None = None
     tools: Any = None
     tool_choice: Any = None
     functions: Any = None
@@ -168,6 +178,8 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     seed: Seed | None = None
     sampling_params_list: list[dict[str, Any] | None] | None = None
+    timeout_s: Timeout | None = None
+    store: bool | None = None
 
 
 class TranscriptionForm(msgspec.Struct, kw_only=True):
@@ -180,3 +192,4 @@ class TranscriptionForm(msgspec.Struct, kw_only=True):
     temperature: Fraction | None = None
     timestamp_granularities: list[Literal["segment"]] | UnsetType = UNSET
     stream: bool = False
+    timeout_s: Timeout | None = None

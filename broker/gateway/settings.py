@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+from typing import Any, get_origin
+
 import msgspec
 
 
@@ -12,5 +15,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_audio_mb: float = 25.0  #: MiB of one uploaded audio file, as uploaded
     max_audio_s: float = 1800.0  #: seconds of audio in one request, decoded
     max_choices: int = 16  #: the largest `n`
+    max_open: int = 2048  #: requests that are handled at once; more are refused with 503
     stall_s: float = 30.0  #: a client that takes nothing for so long loses its request
     probe_s: float = 2.0  #: how long /ready and /metrics wait for the broker
+    api_keys: str = ""  #: a file of API keys, see :mod:`broker.gateway.keys`; "": everybody may ask
+    allow_media_host: list[str] = []  #: hosts that media may be fetched from, see `fetch.Fetcher`
+    allow_media_private: bool = False  #: also where they lead to addresses that are not public
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds an option for each setting."""
+    for field in msgspec.structs.fields(Settings):
+        kind: dict[str, Any] = {"type": field.type}
+        if field.type is bool:
+            kind = {"action": "store_true"}
+        elif get_origin(field.type) is list:
+            kind = {"action": "append"}
+        default = [] if field.default is msgspec.NODEFAULT else field.default
+        parser.add_argument("--" + field.name.replace("_", "-"), default=default, **kind)
