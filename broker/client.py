@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections import deque
+import math
+import secrets
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -24,141 +24,86 @@ from broker.protocol import (
     VERSION,
     Abort,
     Accepted,
+    Attach,
+    Attached,
     Beat,
+    Busy,
     Bye,
     Connect,
     Connected,
     Ended,
     Error,
+    Forget,
     Free,
     Inspect,
+    Letters,
+    Message,
     Output,
     Refused,
     Reject,
     Report,
     Submit,
-    Timing,
     Who,
     decode_to_client,
     new_peer,
 )
+from broker.session import Session
+from broker.stream import BrokerError, BrokerGone, RequestStream
 from broker.wire import Connection
-from pipelines.graph import Pipeline
+from pipelines.graph import Limits, Pipeline
+
+__all__ = ["BrokerError", "BrokerGone", "Client", "RequestStream"]
 
 SILENCE_S = 6.0  #: without a beat of the broker for so long, it is taken for dead
+PATIENCE_S = 30.0  #: and for so long, open requests wait for it to come back
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
-class BrokerError(Exception):
-    """A request that was refused or that failed; carries the wire's :class:`Error`."""
-
-    def __init__(self, error: Error) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-class BrokerGone(BrokerError):
-    """No broker answers at the address, or it went away."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(Error("broker_gone", message, 503, retry_after_s=1.0))
-
-
-class RequestStream:
-    """The events of one request, in order. Leaving the ``async with`` early aborts the request.
-
-    Iterating yields ``(output, payload)`` pairs; tensors are read-only views that free themselves. At the
-    end :attr:`timings` is set; a request that failed raises :class:`BrokerError` from the iteration.
-    """
-
-    def __init__(self, client: Client, tag: int) -> None:
-        self.request = 0  #: the broker's number for it
-        self.timings: list[Timing] = []
-        self.tag = tag
-        self.accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._client = client
-        self._waiting: deque[tuple[str, Chunk]] = deque()
-        self._wake: asyncio.Future[None] | None = None
-        self._ended = False
-        self._error: BrokerError | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[str, Payload]:
-        while not self._waiting:
-            if self._ended:
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    try:
-                        raise error
-                    finally:
-                        # Its traceback holds the reader's frames, and those the last payload's memory: no
-                        # cycle may keep them.
-                        del error
-                raise StopAsyncIteration
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        output, chunk = self._waiting.popleft()
-        return output, self._client.unpack(chunk)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        """Tells the broker that nobody waits any more. Idempotent; no await, so it works in any clean-up."""
-        if not self._ended:
-            self._client.forget(self.tag)
-            self.end(BrokerError(Error("cancelled", "the request was aborted", 499)), [])
-        while self._waiting:
-            self._client.release(self._waiting.popleft()[1])
-
-    def push(self, output: str, chunk: Chunk) -> None:
-        """A chunk has come."""
-        self._waiting.append((output, chunk))
-        self._notify()
-
-    def end(self, error: BrokerError | None, timings: list[Timing]) -> None:
-        """Nothing more will come."""
-        self._ended = True
-        self._error = error
-        self.timings = timings
-        self._notify()
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-
-
 class Client:
-    """One connection to the broker.
+    """One connection to the broker. Requests go on when the broker dies and comes back in time.
 
     Args:
         address: ``ipc:///folder``, ``tcp://host:port``, or None for the run folder.
         kind: "gateway", "api" or "cli"; for people who read ``omni-broker status``.
+        patience_s: How long open requests wait for a silent broker before they fail.
     """
 
-    def __init__(self, address: str | None = None, *, kind: str = "api") -> None:
+    def __init__(
+        self, address: str | None = None, *, kind: str = "api", patience_s: float = PATIENCE_S
+    ) -> None:
         self.pipelines: dict[str, Pipeline] = {}  #: what the broker serves, known after :meth:`connect`
+        self.busy: dict[str, float] = {}  #: pipeline that takes nothing now -> seconds until another try
         self._kind = kind
+        self._patience_s = patience_s
         self._endpoint = endpoints(address).clients
         self._tags = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
-        self._reports: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._asked: dict[int, tuple[Message, asyncio.Future[dict[str, Any]]]] = {}
         self._arena: SharedMemory | None = None
+        self._old_arenas: list[SharedMemory] = []  #: of a life that the broker gave up; it reaps them itself
         self._run = ""
+        self._session: Session
+        self._introducing: Literal["", "introduce", "gone"] = ""
         self._beat_s = 1.0
-        self._seen = 0.0
+        self._silent_s = math.inf  #: counted in beats, so that a process that was stopped blames nobody
         self._connection: Connection
         self._connected: asyncio.Future[None]
         self._beating: asyncio.Task[None] | None = None
+        self._handlers: dict[type[Message], Any] = {
+            Output: self._on_output,
+            Accepted: self._on_accepted,
+            Attached: self._on_attached,
+            Ended: self._on_ended,
+            Refused: self._on_refused,
+            Free: self._on_free,
+            Report: self._on_report,
+            Busy: self._on_busy,
+            Connected: self._on_connected,
+            Reject: self._on_reject,
+            Who: self._on_who,
+        }
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -172,7 +117,10 @@ class Client:
     async def connect(self, timeout_s: float = 5.0) -> None:
         """Raises :class:`BrokerGone` with the address and the cure when nothing answers."""
         self._connected = asyncio.get_running_loop().create_future()
-        self._connection = Connection(self._endpoint, new_peer("c"), decode_to_client, self._on_message)
+        self._session, self._introducing = Session(), ""
+        self._connection = Connection(
+            self._endpoint, new_peer("c"), decode_to_client, self._on_message, self._session.released
+        )
         self._connection.post(Connect(VERSION, self._kind))
         try:
             async with asyncio.timeout(timeout_s):
@@ -189,7 +137,7 @@ class Client:
     @property
     def alive(self) -> bool:
         """Whether the broker has been heard lately."""
-        return time.monotonic() - self._seen < SILENCE_S
+        return self._silent_s < SILENCE_S
 
     async def submit(
         self,
@@ -203,6 +151,9 @@ class Client:
         priority: int = 0,
         deadline_s: float | None = None,
         tenant: str = "",
+        name: str | None = None,
+        stored: bool = False,
+        call: bytes = b"",
     ) -> RequestStream:
         """Submits and waits until the broker has accepted.
 
@@ -216,58 +167,104 @@ class Client:
             priority: Lower runs first.
             deadline_s: The request fails when it takes longer.
             tenant: Whose share of the stages it counts against.
+            name: The request's name for ever (:data:`broker.protocol.NAME`); drawn if absent. One that the
+                broker knows continues that request.
+            stored: The request goes on without its caller, and is kept for a while after its end.
+            call: The caller's own notes, given to whoever attaches.
 
         Raises:
             BrokerError: The broker refuses; its ``error`` says why.
             AdapterError: A payload can't travel.
         """
+        self._check_alive()
+        tag = next(self._tags)
+        chunks = {producer: await self._pack(payloads) for producer, payloads in given.items()}
+        raw = {stage: msgspec.Raw(_encode(values)) for stage, values in (params or {}).items()}
+        message = Submit(
+            tag, pipeline, outputs, chunks, raw, has or [], seed, priority, deadline_s, tenant,
+            name or secrets.token_hex(12), {}, stored, call,
+        )  # fmt: skip
+        for chunk in itertools.chain.from_iterable(chunks.values()):
+            self._session.lend(chunk.handles)
+        stream = RequestStream(self, message, self._limits(pipeline))
+        stream.pipeline, stream.outputs, stream.call = pipeline, outputs, call
+        return await self._open(stream, message)
+
+    async def attach(self, name: str, received: dict[str, int] | None = None) -> RequestStream:
+        """Continues a request that was submitted earlier, perhaps by another client, which loses it.
+
+        Args:
+            name: The request's.
+            received: Output -> chunks of it that the caller has already.
+
+        Raises:
+            BrokerError: The broker refuses; with status 404 it knows no request of this name.
+        """
+        self._check_alive()
+        message = Attach(next(self._tags), name, received or {})
+        return await self._open(RequestStream(self, message, Limits()), message)
+
+    def _check_alive(self) -> None:
         if not self.alive:
             raise BrokerGone(f"the broker at {self._endpoint} does not answer")
-        tag = next(self._tags)
-        chunks = {name: await self._pack(payloads) for name, payloads in given.items()}
-        raw = {stage: msgspec.Raw(_encode(values)) for stage, values in (params or {}).items()}
-        stream = self._streams[tag] = RequestStream(self, tag)
-        self._connection.post(
-            Submit(tag, pipeline, outputs, chunks, raw, has or [], seed, priority, deadline_s, tenant)
-        )
+
+    async def _open(self, stream: RequestStream, message: Submit | Attach) -> RequestStream:
+        self._streams[stream.tag] = stream
+        if not self._introducing:  # else it goes out with the others, when the broker has answered
+            self._connection.post(message)
         try:
-            stream.request = await stream.accepted
+            await stream.opened
         except BaseException:  # also when the waiter is cancelled
             stream.abort()
             raise
         return stream
+
+    def _limits(self, pipeline: str) -> Limits:
+        known = self.pipelines.get(pipeline)
+        return known.limits if known is not None else Limits()
 
     async def _pack(self, payloads: list[Payload]) -> list[Chunk]:
         assert self._arena is not None
         last = len(payloads) - 1
         return [await pack_wait(p, seq, self._arena, last=seq == last) for seq, p in enumerate(payloads)]
 
-    async def inspect(self, what: str) -> dict[str, Any]:
-        """The broker's report "status", "ready" or "metrics" (see :mod:`broker.core.report`)."""
-        tag = next(self._tags)
+    async def inspect(self, what: str, name: str = "") -> dict[str, Any]:
+        """The broker's report "status", "ready", "metrics", or "request" of a name.
+
+        See :mod:`broker.core.report`.
+        """
+        return await self._ask(Inspect(next(self._tags), what, name))
+
+    async def letters(self, act: Literal["list", "show", "retry", "drop"], name: str = "") -> dict[str, Any]:
+        """The dead letters: requests that failed although they should not have. ``name``: one of them."""
+        return await self._ask(Letters(next(self._tags), act, name))
+
+    async def _ask(self, question: Inspect | Letters) -> dict[str, Any]:
         report: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._reports[tag] = report
-        self._connection.post(Inspect(tag, what))
+        self._asked[question.tag] = question, report
+        if not self._introducing:
+            self._connection.post(question)
         try:
             async with asyncio.timeout(SILENCE_S):
                 return await report
         except TimeoutError:
             raise BrokerGone(f"the broker at {self._endpoint} does not answer") from None
         finally:
-            del self._reports[tag]
+            del self._asked[question.tag]
 
     async def close(self) -> None:
-        """Aborts what is open and leaves."""
+        """Leaves; requests that are open end, but for those that were submitted with ``stored``."""
         if self._beating is None:
             return
         self._beating.cancel()
         self._beating = None
         for stream in list(self._streams.values()):
-            stream.abort()
+            stream.leave()
         self._connection.post(Bye())
         self._connection.close()
-        if self._arena is not None:
-            self._arena.close()
+        for arena in (self._arena, *self._old_arenas):
+            if arena is not None:
+                arena.close()
 
     # --- for the streams
 
@@ -283,74 +280,143 @@ class Client:
         for handle in chunk.handles:
             self._connection.released(handle.block)
 
-    def forget(self, tag: int) -> None:
+    def post(self, message: Message) -> None:
+        """Something about a request for the broker."""
+        self._connection.post(message)
+
+    def forget(self, tag: int, farewell: Abort | Forget) -> None:
         """Takes a request out and tells the broker."""
         if self._streams.pop(tag, None) is not None:
-            self._connection.post(Abort(tag))
+            self._connection.post(farewell)
 
     # --- what the broker says
 
     def _on_message(self, message: Any) -> None:
-        self._seen = time.monotonic()
-        kind = type(message)
-        if kind is Output:
-            stream = self._streams.get(message.tag)
-            if stream is None:
-                self.release(message.chunk)
-            else:
-                stream.push(message.output, message.chunk)
-        elif kind is Accepted:
-            stream = self._streams.get(message.tag)
-            if stream is not None and not stream.accepted.done():
-                stream.accepted.set_result(message.request)
-        elif kind is Ended:
-            stream = self._streams.pop(message.tag, None)
-            if stream is not None:
-                stream.end(BrokerError(message.error) if message.error else None, message.timings)
-        elif kind is Refused:
-            self._refuse(message.tag, BrokerError(message.error))
-        elif kind is Free:
-            for block in message.blocks if self._arena is not None else ():
-                self._arena.free(block)  # type: ignore[union-attr]
-        elif kind is Report:
-            report = self._reports.get(message.tag)
-            if report is not None and not report.done():
-                report.set_result(_decode(message.body))
-        elif kind is Connected:
-            self._on_connected(message)
-        elif kind is Reject:
-            if not self._connected.done():
-                self._connected.set_exception(BrokerError(Error("rejected", message.reason, 503)))
-        elif kind is Who:
-            self._lose_all("the broker was restarted")
-            self._run = ""  # whatever run this is, it gets a new arena: the old one may be another run's
-            self._connection.post(Connect(VERSION, self._kind))
+        self._silent_s = 0.0
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message)
 
-    def _refuse(self, tag: int, error: BrokerError) -> None:
-        stream = self._streams.pop(tag, None)
+    def _on_output(self, message: Output) -> None:
+        chunk = message.chunk
+        if chunk.handles:
+            self._session.received(chunk.handles)
+        stream = self._streams.get(message.tag)
+        if stream is None or not stream.push(message.output, chunk):
+            self.release(chunk)
+
+    def _on_accepted(self, message: Accepted) -> None:
+        stream = self._streams.get(message.tag)
         if stream is not None:
+            stream.request = message.request
+            if not stream.opened.done():
+                stream.opened.set_result(None)
+
+    def _on_attached(self, message: Attached) -> None:
+        stream = self._streams.get(message.tag)
+        if stream is not None:
+            limits = self._limits(message.pipeline)
+            stream.attached(message.pipeline, message.outputs, message.call, limits)
+        self._on_accepted(Accepted(message.tag, message.request))
+
+    def _on_ended(self, message: Ended) -> None:
+        stream = self._streams.get(message.tag)
+        if stream is not None:
+            stream.end(BrokerError(message.error) if message.error else None, message.timings)
+
+    def _on_refused(self, message: Refused) -> None:
+        self._fail(message.tag, BrokerError(message.error))
+
+    def _on_free(self, message: Free) -> None:
+        self._session.freed(message.blocks)
+        for block in message.blocks if self._arena is not None else ():
+            self._arena.free(block)  # type: ignore[union-attr]
+
+    def _on_report(self, message: Report) -> None:
+        _, report = self._asked.get(message.tag, (None, None))
+        if report is not None and not report.done():
+            report.set_result(_decode(message.body))
+
+    def _on_busy(self, message: Busy) -> None:
+        if message.retry_after_s > 0:
+            self.busy[message.pipeline] = message.retry_after_s
+        else:
+            self.busy.pop(message.pipeline, None)
+
+    def _on_reject(self, message: Reject) -> None:
+        error = BrokerError(Error("rejected", message.reason, 503))
+        if not self._connected.done():
+            self._connected.set_exception(error)
+        self._fail_all(error)
+
+    def _fail(self, tag: int, error: BrokerError) -> None:
+        stream = self._streams.pop(tag, None)
+        if stream is not None and not stream.ended:
             stream.end(error, [])
-            if not stream.accepted.done():
-                stream.accepted.set_exception(error)
+            if not stream.opened.done():
+                stream.opened.set_exception(error)
+
+    def _fail_all(self, error: BrokerError) -> None:
+        for tag, stream in list(self._streams.items()):
+            if not stream.ended:
+                self._fail(tag, error)
+
+    # --- a broker that comes back
+
+    def _on_who(self, message: Who) -> None:
+        """Reports to a broker that was restarted; what is open goes on when it has answered."""
+        act = self._session.introduce(message)
+        if act == "ignore" or self._introducing == "gone":
+            return
+        self._introducing = act
+        self.busy.clear()
+        self._connection.restart([Connect(VERSION, self._kind)])  # our arena may be another run's
 
     def _on_connected(self, message: Connected) -> None:
+        self._session.met(message.boot)
         self.pipelines = {pipeline.name: pipeline for pipeline in message.pipelines}
         self._beat_s = message.beat_s
-        if self._run != message.run:
-            if self._arena is not None:
-                self._arena.close()
-            self._run, self._arena = message.run, SharedMemory(message.run)
-            self._connection.post(Connect(VERSION, self._kind, self._arena.prefix))
+        act, self._introducing = self._introducing, ""
+        lost = self._run not in ("", message.run)
+        if lost or act == "gone" or self._arena is None:
+            self._new_arena(message.run, lost=lost)
+        if act:
+            self._reopen(act, lost=lost)
         if not self._connected.done():
             self._connected.set_result(None)
 
-    def _lose_all(self, why: str) -> None:
-        for tag in list(self._streams):
-            self._refuse(tag, BrokerGone(why))
+    def _new_arena(self, run: str, *, lost: bool) -> None:
+        """Leaves what we lent behind: a dead run's, or the broker removes it when nobody needs it."""
+        self._session.begin_anew()
+        if self._arena is not None:
+            if lost:
+                self._arena.close()
+            else:
+                self._old_arenas.append(self._arena)
+        self._run, self._arena = run, SharedMemory(run)
+        self._connection.post(Connect(VERSION, self._kind, self._arena.prefix))
+
+    def _reopen(self, act: Literal["introduce", "gone"], *, lost: bool) -> None:
+        known = act == "introduce" and not lost
+        if known and self._arena is not None:
+            self._connection.post(Connect(VERSION, self._kind, self._arena.prefix))
+        for tag, stream in list(self._streams.items()):
+            if stream.ended:
+                continue
+            opening = stream.reopen() if known else stream.resubmit() if lost else stream.reattach()
+            if opening is None:
+                self._fail(tag, BrokerGone("the broker was restarted, and does not know this request"))
+            else:
+                self._connection.post(opening)
+        if known:
+            self._connection.post(self._session.resync())
+        for question, _ in self._asked.values():
+            self._connection.post(question)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._beat_s)
+            self._silent_s += self._beat_s
             self._connection.post(Beat())
-            if not self.alive and self._streams:
-                self._lose_all(f"the broker at {self._endpoint} does not answer")
+            if self._silent_s > self._patience_s:
+                self._fail_all(BrokerGone(f"the broker at {self._endpoint} does not answer"))
