@@ -2,66 +2,97 @@
 
 from __future__ import annotations
 
+import re
+
 from adapters.handle import Handle
 from broker.core.blocks import Blocks
-from broker.core.routes import BadRequest
-from broker.core.state import Client, Feed, PipelineState, Request, Task
-from broker.protocol import Submit
+from broker.core.flow import gauges_of
+from broker.core.routes import BadRequest, Route
+from broker.core.state import Feed, PipelineState, Request, Task
+from broker.protocol import NAME, Submit
 
 BAD_HANDLE = "it names memory outside the sender's own arena, or some twice"
+SOONEST_S, LATEST_S = 1.0, 60.0  #: bounds of what Retry-After says
+
+_is_name = re.compile(NAME).fullmatch
 
 
-def admit(
-    m: Submit,
-    client: Client,
-    pipelines: dict[str, PipelineState],
-    blocks: Blocks,
-    *,
-    number: int,
-    entropy: int,
-    now: float,
-) -> Request:
-    """Makes the request and its tasks, and takes note of the blocks it brings.
+class Overloaded(BadRequest):
+    """There is no room now (429), or too little for this request (503); it may come again."""
 
-    Raises BadRequest, with nothing changed, for what the graph can't serve (400, 404) and for a full pipeline
-    (429).
-    """
+    def __init__(self, message: str, retry_after_s: float, *, status: int = 429) -> None:
+        super().__init__(message, "model", status=status)
+        self.retry_after_s = min(max(retry_after_s, SOONEST_S), LATEST_S)
+
+
+def route(m: Submit, pipelines: dict[str, PipelineState]) -> tuple[PipelineState, Route]:
+    """The way of a request. Raises BadRequest (400, 404) for what the graph can't serve."""
     pipeline = pipelines.get(m.pipeline)
     if pipeline is None:
         offered = ", ".join(pipelines)
         raise BadRequest(f"no pipeline {m.pipeline!r}; this broker serves: {offered}", "model", status=404)
-    if m.tag in client.requests:
-        raise BadRequest("the tag is in use", "tag")
+    if m.name and not _is_name(m.name):
+        raise BadRequest("a name has 8 to 64 letters, digits, - and _", "name")
     if unknown := set(m.params) - set(pipeline.router.order):
         raise BadRequest(f"{pipeline.name} has no stage {min(unknown)!r}", "params")
-    route = pipeline.router.route(m.outputs, list(m.given), m.has)
-    if pipeline.unfinished >= pipeline.spec.limits.max_requests:
-        raise BadRequest(
-            f"{pipeline.name} has {pipeline.unfinished} unfinished requests", "model", status=429
-        )
-    handles = [h for chunks in m.given.values() for chunk in chunks for h in chunk.handles]
-    if not owns(client.arena, handles) or not blocks.add(client.peer, handles):
-        raise BadRequest(BAD_HANDLE, "given")
-    request = Request(number, client, m.tag, pipeline, now=now)
-    request.route = route
-    request.params = m.params
-    request.seed = _mix(entropy + number) if m.seed is None else m.seed & 0x7FFFFFFFFFFFFFFF
-    request.priority, request.tenant = m.priority, m.tenant
-    request.deadline = None if m.deadline_s is None else now + m.deadline_s
+    return pipeline, pipeline.router.route(m.outputs, list(m.given), m.has)
+
+
+def check_room(m: Submit, pipeline: PipelineState, route: Route, blocks: Blocks, most_bytes: int) -> None:
+    """Raises Overloaded when the request would find no place, or could not end by its deadline."""
+    if full(pipeline):
+        message = f"{pipeline.name} has {pipeline.unfinished} unfinished requests"
+        raise Overloaded(message, retry_after(pipeline))
+    if blocks.nbytes > most_bytes:
+        message = f"{blocks.nbytes >> 20} MiB of tensors are under way, the limit is {most_bytes >> 20}"
+        raise Overloaded(message, retry_after(pipeline), status=503)
+    if m.deadline_s is not None and (needs := _at_least(pipeline, route)) > m.deadline_s:
+        message = f"it would take {needs:.1f} s at least, and its deadline is in {m.deadline_s:g} s"
+        raise Overloaded(message, needs - m.deadline_s, status=503)
+
+
+def full(pipeline: PipelineState) -> bool:
+    """Whether the pipeline takes no more requests."""
+    return pipeline.unfinished >= pipeline.spec.limits.max_requests
+
+
+def retry_after(pipeline: PipelineState) -> float:
+    """Seconds until half of what is unfinished now has ended, at the present pace."""
+    return min(max(pipeline.pace * pipeline.unfinished / 2, SOONEST_S), LATEST_S)
+
+
+def _at_least(pipeline: PipelineState, route: Route) -> float:
+    """Seconds that the slowest stage on the way takes, with what waits there already.
+
+    Stages overlap where they stream, so their sum would refuse what is possible.
+    """
+    stages = [pipeline.stages[number] for number in route.stages]
+    return max(stage.scheduler.length * stage.stats.pace + stage.stats.usual for stage in stages)
+
+
+def build(number: int, m: Submit, pipeline: PipelineState, route: Route, now: float) -> Request:
+    """The request with all its tasks; nothing runs yet."""
+    request = Request(number, m, pipeline, route, now)
     for stage in route.stages:
-        feeds = [Feed(inlet.edge, inlet.stream) for inlet in route.inlets[stage]]
+        feeds = [Feed(inlet) for inlet in route.inlets[stage]]
         request.tasks[stage] = Task(request, pipeline.stages[stage], feeds)
     request.open = len(request.tasks)
-    pipeline.unfinished += 1
+    gauges_of(request)
     return request
 
 
-def owns(arena: str, handles: list[Handle]) -> bool:
-    """Whether all these lie in the arena with this prefix; "" stands for no arena."""
-    return all(arena and h.block.place.startswith(arena) for h in handles)
+def owns(arena: str, name: str, handles: list[Handle]) -> bool:
+    """Whether all these are the sender's: in the arena with this prefix, or files of the request ``name``."""
+    return all(_prefixes(arena, name, handle) for handle in handles)
 
 
-def _mix(number: int) -> int:
+def _prefixes(arena: str, name: str, handle: Handle) -> bool:
+    prefix = arena if handle.transport == "shm" else f"{name}/" if name else ""
+    copied = not handle.copy or (bool(name) and handle.copy.startswith(f"{name}/"))
+    return bool(prefix) and handle.block.place.startswith(prefix) and copied
+
+
+def draw_seed(number: int) -> int:
     """SplitMix64's output function (Steele et al. 2014), cut to 63 bits: a seed that looks random."""
     z = (number * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

@@ -1,7 +1,10 @@
-"""Who still needs which block of shared memory.
+"""Who still needs which block of memory.
 
 A block is kept while an edge retains the chunk that names it (a later attempt may read it) or while a peer
 holds it (it was sent the handle and has not released it). The owner is told to free it exactly once.
+
+A broker that was restarted does not know who holds what until all have told it. Until then blocks that
+nobody seems to need wait in limbo: a peer's :class:`broker.protocol.Resync` may claim them.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ class Blocks:
         self._holds: dict[Peer, Counter[BlockId]] = {}
         self._owned: Counter[Peer] = Counter()
         self._orphans: dict[Peer, str] = {}
+        self._limbo: dict[BlockId, _Block] | None = None
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -40,14 +44,16 @@ class Blocks:
         """How many (peer, block) holds there are."""
         return sum(len(held) for held in self._holds.values())
 
+    def known(self, handle: Handle) -> bool:
+        """Whether a chunk that names this block is alive."""
+        return handle.block in self._blocks
+
     def add(self, owner: Peer, handles: list[Handle]) -> bool:
         """Takes note of a new chunk's blocks; false (and nothing noted) when one is known already."""
         if any(h.block in self._blocks for h in handles) or len({h.block for h in handles}) < len(handles):
             return False
         for handle in handles:
-            self._blocks[handle.block] = _Block(owner, handle.nbytes)
-            self.nbytes += handle.nbytes
-        self._owned[owner] += len(handles)
+            self._enter(handle.block, _Block(owner, handle.nbytes))
         return True
 
     def retain(self, handles: list[Handle]) -> None:
@@ -96,12 +102,94 @@ class Blocks:
             for _ in range(count):
                 self._decrement(block, out)
         if arena:
-            if self._owned[peer]:
+            if self._owned[peer] or self._limbo is not None:
                 self._orphans[peer] = arena
             else:
                 out.append(Reap(arena))
         if not self._owned[peer]:
             del self._owned[peer]
+
+    # --- after a restart
+
+    @property
+    def in_limbo(self) -> bool:
+        """Whether nothing is freed yet."""
+        return self._limbo is not None
+
+    @property
+    def orphaned(self) -> set[str]:
+        """The arenas of dead owners that are still needed."""
+        return set(self._orphans.values())
+
+    def enter_limbo(self) -> None:
+        """From now on nothing is freed; nobody holds anything, as far as we know."""
+        self._limbo = {}
+        self._holds.clear()
+
+    def forget_holds(self, out: list[Instruction]) -> None:
+        """Undoes the holds that replaying a journal has made: the peers say themselves what they hold."""
+        for held in self._holds.values():
+            for block, count in held.items():
+                for _ in range(count):
+                    self._decrement(block, out)
+        self._holds.clear()
+
+    def claim(self, peer: Peer, holds: list[BlockId], owner_of: dict[str, Peer]) -> None:
+        """A peer says what it has been holding. ``owner_of``: arena -> its owner."""
+        held = self._holds.setdefault(peer, Counter())
+        for key in holds:
+            if key not in self._blocks:
+                self._enter(key, self._from_limbo(key) or _Block(self._owner(key, owner_of), 0))
+            held[key] += 1
+            self._blocks[key].count += 1
+        if not held:
+            del self._holds[peer]
+
+    def audit(self, owner: Peer, lent: list[BlockId], out: list[Instruction]) -> None:
+        """An owner says which of its blocks are out. Those that nobody needs are freed, in limbo later."""
+        for key in lent:
+            if key in self._blocks or (self._limbo is not None and key in self._limbo):
+                continue
+            if self._limbo is None:
+                out.append(Send(owner, Free([key])))
+            else:
+                self._limbo[key] = _Block(owner, 0)
+
+    def adopt(self, owner: Peer, handles: list[Handle]) -> None:
+        """Like :meth:`add`, for a chunk out of the journal: another one may have named a block already."""
+        for handle in handles:
+            if handle.block in self._blocks:
+                continue
+            self._enter(handle.block, self._from_limbo(handle.block) or _Block(owner, handle.nbytes))
+
+    def orphan(self, owner: Peer, arena: str) -> None:
+        """The owner of an arena was dead before we came."""
+        self._orphans[owner] = arena
+
+    def leave_limbo(self, out: list[Instruction]) -> None:
+        """All who live have told what they hold: what is in limbo is freed."""
+        limbo, self._limbo = self._limbo or {}, None
+        for key, block in limbo.items():
+            if block.owner not in self._orphans:
+                out.append(Send(block.owner, Free([key])))
+        for owner, arena in [(o, a) for o, a in self._orphans.items() if not self._owned[o]]:
+            del self._orphans[owner]
+            out.append(Reap(arena))
+
+    def _from_limbo(self, key: BlockId) -> _Block | None:
+        return self._limbo.pop(key, None) if self._limbo is not None else None
+
+    @staticmethod
+    def _owner(key: BlockId, owner_of: dict[str, Peer]) -> Peer:
+        arena = arena_of(key)
+        return owner_of.get(arena) or arena.encode()
+
+    # --- small parts
+
+    def _enter(self, key: BlockId, block: _Block) -> None:
+        self._blocks[key] = block
+        self.nbytes += block.nbytes
+        self._owned[block.owner] += 1
 
     def _decrement(self, key: BlockId, out: list[Instruction]) -> None:
         block = self._blocks[key]
@@ -114,11 +202,20 @@ class Blocks:
         self.nbytes -= block.nbytes
         owner = block.owner
         self._owned[owner] -= 1
-        orphan = self._orphans.get(owner)
-        if orphan is None:
-            out.append(Send(owner, Free([key])))
-        if self._owned[owner] == 0:
+        last = self._owned[owner] == 0
+        if last:
             del self._owned[owner]
-            if orphan is not None:
-                del self._orphans[owner]
-                out.append(Reap(orphan))
+        if self._limbo is not None:
+            self._limbo[key] = block
+            return
+        arena = self._orphans.get(owner)
+        if arena is None:
+            out.append(Send(owner, Free([key])))
+        elif last:
+            del self._orphans[owner]
+            out.append(Reap(arena))
+
+
+def arena_of(key: BlockId) -> str:
+    """The arena (prefix) that a block of shared memory lies in."""
+    return key.place[: key.place.rfind("-") + 1]

@@ -26,6 +26,13 @@ class Lost(msgspec.Struct, frozen=True, gc=False):
     peer: Peer
 
 
+class Gone(msgspec.Struct, frozen=True, gc=False):
+    """The process of a peer that the journal knows is not there any more."""
+
+    now: float
+    peer: Peer
+
+
 class Tick(msgspec.Struct, frozen=True, gc=False):
     """Time has passed; due about once a second."""
 
@@ -45,6 +52,18 @@ class Reap(msgspec.Struct, frozen=True, gc=False):
     arena: str
 
 
+class Discard(msgspec.Struct, frozen=True, gc=False):
+    """The request of this name needs none of its files in the disk store any more."""
+
+    name: str
+
+
+class SweepRun(msgspec.Struct, frozen=True, gc=False):
+    """All who live have reported: memory of this run outside these arenas has no owner."""
+
+    arenas: frozenset[str]
+
+
 class Note(msgspec.Struct, frozen=True, gc=False):
     """Something a person may want to read: one line per request end, one per worker change."""
 
@@ -53,5 +72,5 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     values: tuple[object, ...] = ()
 
 
-Event = Received | Lost | Tick
-Instruction = Send | Reap | Note
+Event = Received | Lost | Gone | Tick
+Instruction = Send | Reap | Discard | SweepRun | Note

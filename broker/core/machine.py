@@ -1,28 +1,36 @@
 """The state machine: who is there, what they say, and what follows from it.
 
 ``handle(event)`` is the only way in. This file has the peers (guardians, workers, clients) and their
-lifetimes; :mod:`broker.core.tasks` has the requests and their tasks.
+lifetimes; :mod:`broker.core.requests` has the requests, :mod:`broker.core.tasks` their tasks.
+
+A core that was restored from a journal (:mod:`broker.core.restore`) awaits the engines and clients of its
+predecessor: it asks them who they are until each has introduced itself or is known to be gone.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from broker.core import report
-from broker.core.events import Event, Instruction, Lost, Note, Received, Send, Tick
+from broker.core import admission, report
+from broker.core.board import Board
+from broker.core.events import Event, Gone, Instruction, Lost, Note, Received, SweepRun, Tick
 from broker.core.lifecycle import TaskState
-from broker.core.state import Client, Guardian, StageState, Worker
-from broker.core.tasks import Tasks
+from broker.core.records import Batch, ClientMet, GuardianMet, Log, WorkerMet
+from broker.core.requests import Requests
+from broker.core.requests import Settings as RequestSettings
+from broker.core.state import Client, Guardian, Request, StageState, Worker
 from broker.protocol import (
     VERSION,
     Abort,
+    Attach,
     Beat,
+    Busy,
     Bye,
     Checkpoint,
     Connect,
@@ -32,20 +40,28 @@ from broker.protocol import (
     Emit,
     Failed,
     Finish,
+    Forget,
     Hello,
     Inspect,
     Kill,
+    Letters,
     Message,
     Peer,
     Ready,
     Reject,
     Release,
     Report,
+    Resync,
+    Seen,
     Submit,
+    Taken,
+    Took,
     Welcome,
     Who,
 )
 from pipelines.graph import Pipeline
+
+GIVEN_UP = 10_000  #: peers that we remember to have given up
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -54,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True):
     beat_s: float = 1.0  #: how often guardians and clients say that they live
     liveness_s: float = 6.0  #: silence after which they are taken for dead
     cancel_grace_s: float = 10.0  #: a worker that keeps a cancelled task for longer is killed
+    requests: RequestSettings = RequestSettings()
 
 
 class Core:
@@ -64,6 +81,9 @@ class Core:
         run: The run's nonce, 16 hexadecimal digits.
         entropy: 64 random bits; seeds of requests that bring none are drawn from it.
         first_request: The first request's number.
+        boot: Differs for each core of a run.
+        store: The disk store's folder, for those who ask.
+        journal: Whether :meth:`take_records` is to give anything.
     """
 
     def __init__(
@@ -73,25 +93,45 @@ class Core:
         run: str,
         entropy: int = 0,
         first_request: int = 1,
+        boot: int = 1,
+        store: str = "",
+        journal: bool = False,
         settings: Settings | None = None,
     ) -> None:
         self.run = run
+        self.boot = boot
+        self.store = store
         self.settings = settings or Settings()
+        self.board = Board(pipelines, Log(enabled=journal))
+        self.requests = Requests(
+            self.board,
+            entropy=entropy,
+            first_request=first_request,
+            settings=self.settings.requests,
+        )
+        self.tasks = self.requests.tasks
         self.guardians: dict[Peer, Guardian] = {}
         self.workers: dict[Peer, Worker] = {}
-        self.clients: dict[Peer, Client] = {}
-        self.refused: Counter[str] = Counter()  #: messages that came too late or from strangers, by reason
-        self.tasks = Tasks(pipelines, entropy=entropy, first_request=first_request, refused=self.refused)
-        self._out: list[Instruction] = []
+        self.clients = self.board.clients
+        self.awaited: dict[Peer, None] = {}  #: whose Resync is still to come
+        self._given_up: OrderedDict[Peer, None] = OrderedDict()
+        self._out = self.board.out
+        tasks, requests = self.tasks, self.requests
         self._handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {
-            Emit: self._from_worker(self.tasks.emit),
-            Finish: self._from_worker(self.tasks.finish),
-            Failed: self._from_worker(self.tasks.failed),
-            Checkpoint: self._from_worker(self.tasks.checkpoint),
+            Emit: self._result(tasks.emit),
+            Finish: self._result(tasks.finish),
+            Failed: self._result(tasks.failed),
+            Checkpoint: self._result(tasks.checkpoint),
+            Took: self._on_took,
             Release: self._on_release,
-            Submit: self._on_submit,
+            Resync: self._on_resync,
+            Submit: self._from_client(requests.submit),
+            Attach: self._from_client(requests.attach),
+            Taken: self._on_taken,
             Abort: self._on_abort,
+            Forget: self._on_forget,
             Inspect: self._on_inspect,
+            Letters: self._on_letters,
             Beat: self._on_beat,
             Hello: self._on_hello,
             Ready: self._on_ready,
@@ -102,25 +142,41 @@ class Core:
 
     def handle(self, event: Event) -> list[Instruction]:
         """Takes one event in and says what is to be done about it, in order."""
-        out = self._out = self.tasks.out = []
+        out: list[Instruction] = []
+        self._out = self.board.out = out
+        self.board.now = event.now
         if type(event) is Received:
             self._handlers[type(event.message)](event.now, event.peer, event.message)
         elif type(event) is Tick:
             self._on_tick(event.now)
         elif type(event) is Lost:
             self._on_lost(event.now, event.peer)
+        elif type(event) is Gone:
+            self._on_gone(event.now, event.peer)
         return out
 
+    def take_records(self) -> Batch:
+        """What must be in the journal before any instruction since the last call is carried out."""
+        return self.board.log.take()
+
     def _send(self, peer: Peer, message: Message) -> None:
-        self._out.append(Send(peer, message))
+        self.board.send(peer, message)
 
     def _note(self, text: str, level: int = logging.INFO) -> None:
         self._out.append(Note(level, text))
 
     def _stranger(self, peer: Peer, message: Message) -> None:
         """A peer that is not (or no longer) known speaks: it learns so, and its message has no effect."""
-        self.refused[f"stranger:{type(message).__name__}"] += 1
-        self._send(peer, Who())
+        self.board.refused[f"stranger:{type(message).__name__}"] += 1
+        self._send(peer, Who(self.boot, peer in self._given_up))
+
+    def _give_up(self, peer: Peer) -> None:
+        """From now on the peer is a stranger that was known."""
+        self.awaited.pop(peer, None)
+        self.board.log.peer(peer, None)
+        self._given_up[peer] = None
+        if len(self._given_up) > GIVEN_UP:
+            self._given_up.popitem(last=False)
 
     # --- guardians and workers
 
@@ -133,8 +189,11 @@ class Core:
             guardian = Guardian(peer, stage, now)
             guardian.host, guardian.pid, guardian.device = m.host, m.pid, m.device
             self.guardians[peer] = stage.guardians[peer] = guardian
-        pipeline = stage.pipeline.spec
-        self._send(peer, Welcome(VERSION, self.run, pipeline, stage.name, self.settings.beat_s))
+            self._given_up.pop(peer, None)
+            met = GuardianMet(stage.pipeline.name, stage.name, m.host, m.pid, m.device)
+            self.board.log.peer(peer, met)
+        pipeline, beat_s = stage.pipeline.spec, self.settings.beat_s
+        self._send(peer, Welcome(VERSION, self.run, pipeline, stage.name, beat_s, self.boot, self.store))
 
     def _may_own(self, arena: str) -> bool:
         """Whether this can be one producer's arena: a shorter prefix would claim other producers' blocks."""
@@ -143,7 +202,7 @@ class Core:
     def _find_stage(self, m: Hello) -> StageState | str:
         if m.version != VERSION:
             return _version_mismatch("worker", m.version)
-        pipelines = self.tasks.pipelines
+        pipelines = self.board.pipelines
         if not m.pipeline and len(pipelines) > 1:
             return f"name a pipeline with --pipeline; this broker serves: {', '.join(pipelines)}"
         pipeline = pipelines.get(m.pipeline) if m.pipeline else next(iter(pipelines.values()))
@@ -156,20 +215,27 @@ class Core:
 
     def _on_ready(self, now: float, peer: Peer, m: Ready) -> None:
         guardian = self.guardians.get(m.guardian)
-        if m.version != VERSION or guardian is None:
+        if m.version != VERSION or guardian is None or peer in self._given_up:
             self._stranger(peer, m)
             return
         if not self._may_own(m.arena):
             self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
             return
-        if peer in self.workers or peer in guardian.dead:
-            return
-        stage = guardian.stage
-        worker = Worker(peer, stage, guardian, now)
-        worker.pid, worker.arena, worker.resumes = m.pid, m.arena, m.resumes
-        self.workers[peer] = stage.workers[peer] = guardian.workers[peer] = worker
-        self._note(f"{stage.pipeline.name}/{stage.name}: worker {m.pid} is ready")
-        self.tasks.worker_ready(now, worker, m.capacity)
+        worker = self.workers.get(peer)
+        if worker is None and peer not in guardian.dead:
+            stage = guardian.stage
+            worker = Worker(peer, stage, guardian, now)
+            worker.pid, worker.arena, worker.resumes = m.pid, m.arena, m.resumes
+            worker.capacity = m.capacity
+            self.workers[peer] = stage.workers[peer] = guardian.workers[peer] = worker
+            self.board.log.peer(peer, WorkerMet(m.guardian, m.pid, m.arena, m.resumes, m.capacity))
+            self._note(f"{stage.pipeline.name}/{stage.name}: worker {m.pid} is ready")
+            self.tasks.worker_ready(worker, m.capacity)
+        elif worker is not None and worker.ghost:
+            worker.ghost = False
+            worker.results = worker.seen = m.sent
+            self.tasks.adopt(worker, m.leases)
+            self.tasks.worker_ready(worker, worker.capacity - len(worker.tasks))
 
     def _on_beat(self, now: float, peer: Peer, m: Beat) -> None:
         known = self.guardians.get(peer) or self.clients.get(peer)
@@ -177,6 +243,9 @@ class Core:
             self._stranger(peer, m)
             return
         known.seen = now
+        if isinstance(known, Guardian):
+            for worker in [w for w in known.workers.values() if w.ghost and w.peer not in m.workers]:
+                self._worker_gone(now, worker, "it died while the broker was away")
 
     def _on_died(self, now: float, peer: Peer, m: Died) -> None:
         guardian = self.guardians.get(peer)
@@ -194,34 +263,71 @@ class Core:
         stage = worker.stage
         for table in (self.workers, stage.workers, worker.guardian.workers):
             del table[worker.peer]
+        self._give_up(worker.peer)
         if worker.draining and not worker.tasks:
             self._note(f"{stage.pipeline.name}/{stage.name}: worker {worker.pid} has left")
         else:
             text = f"{stage.pipeline.name}/{stage.name}: worker {worker.pid} died ({cause})"
             self._note(f"{text} with {len(worker.tasks)} tasks", logging.WARNING)
-        self.tasks.worker_gone(now, worker, cause)
+        self.tasks.worker_gone(worker, cause)
 
     def _guardian_gone(self, now: float, guardian: Guardian, cause: str) -> None:
         del self.guardians[guardian.peer], guardian.stage.guardians[guardian.peer]
+        self._give_up(guardian.peer)
         for worker in list(guardian.workers.values()):
             self._worker_gone(now, worker, cause)
 
     # --- what workers say about tasks
 
-    def _from_worker(self, act: Callable[[float, Worker, Any], None]) -> Callable[[float, Peer, Any], None]:
-        """A handler for messages that only a known worker may send."""
+    def _result(self, act: Callable[[Worker, Any], None]) -> Callable[[float, Peer, Any], None]:
+        """A handler for results, which only a known worker may send; it hears how many we have seen."""
 
         def handle(now: float, peer: Peer, m: Message) -> None:
             worker = self.workers.get(peer)
-            if worker is None:
+            if worker is None or worker.ghost:
                 self._stranger(peer, m)
             else:
-                act(now, worker, m)
+                worker.results += 1
+                act(worker, m)
 
         return handle
 
+    def _on_took(self, now: float, peer: Peer, m: Took) -> None:
+        worker = self.workers.get(peer)
+        if worker is not None and not worker.ghost:
+            self.tasks.took(worker, m)
+
     def _on_release(self, now: float, peer: Peer, m: Release) -> None:
-        self.tasks.blocks.release(peer, m.blocks, self._out)
+        self.board.blocks.release(peer, m.blocks, self._out)
+
+    def _on_resync(self, now: float, peer: Peer, m: Resync) -> None:
+        if peer not in self.awaited:
+            return
+        del self.awaited[peer]
+        self.board.blocks.claim(peer, m.holds, self._owners())
+        self.board.blocks.audit(peer, m.lent, self._out)
+        client = self.clients.get(peer)
+        if client is not None:
+            client.ghost = False
+            for tag in list(client.unclaimed):  # it gave them up while we were away
+                self.requests.abort(client.requests[tag], leave=True)
+            client.unclaimed.clear()
+        self._settle()
+
+    def _settle(self) -> None:
+        """When all who live have reported after a restart, what nobody needs may go."""
+        blocks = self.board.blocks
+        if self.awaited or not blocks.in_limbo:
+            return
+        blocks.leave_limbo(self._out)
+        self._out.append(SweepRun(frozenset(self._owners()) | blocks.orphaned))
+
+    def _owners(self) -> dict[str, Peer]:
+        """Arena -> whose it is."""
+        owners = {worker.arena: worker.peer for worker in self.workers.values()}
+        owners |= {client.arena: client.peer for client in self.clients.values()}
+        owners.pop("", None)
+        return owners
 
     # --- clients
 
@@ -235,35 +341,66 @@ class Core:
         client = self.clients.get(peer)
         if client is None:
             client = self.clients[peer] = Client(peer, m.kind, now)
-        client.arena = client.arena or m.arena  # a client can name its arena only when it knows our run
-        pipelines = [p.spec for p in self.tasks.pipelines.values()]
-        self._send(peer, Connected(VERSION, self.run, pipelines, self.settings.beat_s))
+            self._given_up.pop(peer, None)
+        if client.arena != m.arena and not client.arena:  # it can name its arena only when it knows our run
+            client.arena = m.arena
+        self.board.log.peer(peer, ClientMet(client.kind, client.arena))
+        specs = [p.spec for p in self.board.pipelines.values()]
+        self._send(peer, Connected(VERSION, self.run, specs, self.settings.beat_s, self.boot, self.store))
+        for pipeline in self.board.pipelines.values():
+            if pipeline.busy and client.kind == "gateway":
+                self._send(peer, Busy(pipeline.name, admission.retry_after(pipeline)))
 
-    def _on_submit(self, now: float, peer: Peer, m: Submit) -> None:
+    def _from_client(self, act: Callable[[Client, Any], None]) -> Callable[[float, Peer, Any], None]:
+        """A handler for messages that only a known client may send."""
+
+        def handle(now: float, peer: Peer, m: Message) -> None:
+            client = self.clients.get(peer)
+            if client is None:
+                self._stranger(peer, m)
+            else:
+                act(client, m)
+
+        return handle
+
+    def _request_of(self, peer: Peer, tag: int) -> Request | None:
         client = self.clients.get(peer)
-        if client is None:
-            self._stranger(peer, m)
-        else:
-            self.tasks.submit(now, client, m)
+        return client.requests.get(tag) if client is not None else None
 
     def _on_abort(self, now: float, peer: Peer, m: Abort) -> None:
-        client = self.clients.get(peer)
-        request = client and client.requests.get(m.tag)
-        if request:
-            self.tasks.end(now, request, "cancelled", None)
+        if (request := self._request_of(peer, m.tag)) is not None:
+            self.requests.abort(request, leave=m.leave)
+
+    def _on_forget(self, now: float, peer: Peer, m: Forget) -> None:
+        if (request := self._request_of(peer, m.tag)) is not None:
+            self.requests.delivered(request)
+
+    def _on_taken(self, now: float, peer: Peer, m: Taken) -> None:
+        if (request := self._request_of(peer, m.tag)) is not None:
+            self.tasks.flow.taken(request, m.output, m.chunks)
 
     def _on_inspect(self, now: float, peer: Peer, m: Inspect) -> None:
         if peer not in self.clients:
             self._stranger(peer, m)
-            return
-        body = msgspec.Raw(msgspec.msgpack.encode(report.make(self, m.what, now)))
-        self._send(peer, Report(m.tag, body))
+        elif m.what == "request":
+            self._report(peer, m.tag, self.requests.report(m.name))
+        else:
+            self._report(peer, m.tag, report.make(self, m.what, now))
 
-    def _client_gone(self, now: float, client: Client) -> None:
+    def _on_letters(self, now: float, peer: Peer, m: Letters) -> None:
+        if peer not in self.clients:
+            self._stranger(peer, m)
+        else:
+            self._report(peer, m.tag, self.requests.letter_report(m.act, m.name))
+
+    def _report(self, peer: Peer, tag: int, body: dict[str, Any]) -> None:
+        self._send(peer, Report(tag, msgspec.Raw(msgspec.msgpack.encode(body))))
+
+    def _client_gone(self, client: Client, *, on_purpose: bool = False) -> None:
         del self.clients[client.peer]
-        for request in list(client.requests.values()):
-            self.tasks.end(now, request, "cancelled", None)
-        self.tasks.blocks.peer_gone(client.peer, client.arena, self._out)
+        self._give_up(client.peer)
+        self.requests.client_gone(client, on_purpose=on_purpose)
+        self.board.blocks.peer_gone(client.peer, client.arena, self._out)
 
     # --- comings and goings
 
@@ -275,13 +412,23 @@ class Core:
             self.tasks.stop_feeding(worker)
             self._send(peer, Drain())  # after this nothing more is under way to it
         elif (client := self.clients.get(peer)) is not None:
-            self._client_gone(now, client)
+            self._client_gone(client, on_purpose=True)
         elif (guardian := self.guardians.get(peer)) is not None:
             self._guardian_gone(now, guardian, "its guardian has left")
+        self._settle()
+
+    def _on_gone(self, now: float, peer: Peer) -> None:
+        if (worker := self.workers.get(peer)) is not None and worker.ghost:
+            self._worker_gone(now, worker, "it died while the broker was away")
+        elif (guardian := self.guardians.get(peer)) is not None:
+            self._guardian_gone(now, guardian, "its guardian died while the broker was away")
+        self._settle()
 
     def _on_lost(self, now: float, peer: Peer) -> None:
+        if peer in self.awaited:
+            return  # it will connect again, or its guardian's silence ends it
         if (client := self.clients.get(peer)) is not None:
-            self._client_gone(now, client)
+            self._client_gone(client)
         elif (guardian := self.guardians.get(peer)) is not None:
             self._guardian_gone(now, guardian, "its guardian is gone")
         elif (worker := self.workers.get(peer)) is not None and not worker.draining:
@@ -299,12 +446,18 @@ class Core:
                 f"{client.kind} was silent for {self.settings.liveness_s:g} s; its requests end",
                 logging.WARNING,
             )
-            self._client_gone(now, client)
+            self._client_gone(client)
         for peer in (*self.guardians, *self.clients):
             self._send(peer, Beat())  # tells them that the broker lives, and the shell whether they do
-        self.tasks.expire(now)
+        for peer in self.awaited:
+            self._send(peer, Who(self.boot))
+        self.requests.tick()
         for worker in self.workers.values():
             self._check_time_limits(now, worker)
+            if worker.results != worker.seen:
+                worker.seen = worker.results
+                self._send(worker.peer, Seen(worker.results))
+        self._settle()
 
     def _check_time_limits(self, now: float, worker: Worker) -> None:
         limit = worker.stage.spec.retry.timeout_s

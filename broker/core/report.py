@@ -23,7 +23,7 @@ def make(core: Core, what: str, now: float) -> dict[str, Any]:
 def _ready(core: Core, now: float) -> dict[str, Any]:
     missing = [
         f"{pipeline.name}/{stage.name}"
-        for pipeline in core.tasks.pipelines.values()
+        for pipeline in core.board.pipelines.values()
         for stage in pipeline.stages
         if not any(not worker.draining for worker in stage.workers.values())
     ]
@@ -31,7 +31,7 @@ def _ready(core: Core, now: float) -> dict[str, Any]:
 
 
 def _status(core: Core, now: float) -> dict[str, Any]:
-    tasks = core.tasks
+    board = core.board
     return {
         "run": core.run,
         **_ready(core, now),
@@ -40,18 +40,22 @@ def _status(core: Core, now: float) -> dict[str, Any]:
                 "unfinished": pipeline.unfinished,
                 "stages": {stage.name: _stage(stage, now) for stage in pipeline.stages},
             }
-            for pipeline in tasks.pipelines.values()
+            for pipeline in board.pipelines.values()
         },
         "tables": {
-            "requests": len(tasks.requests),
-            "queued": sum(stage.scheduler.length for p in tasks.pipelines.values() for stage in p.stages),
+            "requests": sum(request.ended is None for request in board.requests.values()),
+            "queued": sum(stage.scheduler.length for p in board.pipelines.values() for stage in p.stages),
             "running": sum(len(w.tasks) for w in core.workers.values()),
-            "blocks": len(tasks.blocks),
-            "block_bytes": tasks.blocks.nbytes,
-            "holds": tasks.blocks.holds,
+            "blocks": len(board.blocks),
+            "block_bytes": board.blocks.nbytes,
+            "holds": board.blocks.holds,
+        },
+        "kept": {
+            "ended": sum(request.ended is not None for request in board.requests.values()),
+            "letters": len(core.requests.letters),
         },
         "clients": [{"kind": c.kind, "requests": len(c.requests)} for c in core.clients.values()],
-        "refused": dict(core.refused),
+        "refused": dict(board.refused),
     }
 
 
@@ -65,6 +69,7 @@ def _stage(stage: StageState, now: float) -> dict[str, Any]:
         "starting": sum(not guardian.workers for guardian in stage.guardians.values()),
         "tasks": stats.counts(),
         "chunks": stats.chunks,
+        "work": {"busy_s": round(stats.busy_s, 6), "lost_s": round(stats.lost_s, 6)},
     }
 
 
@@ -84,13 +89,13 @@ def _worker(worker: Worker, now: float) -> dict[str, Any]:
 
 
 def _metrics(core: Core, now: float) -> dict[str, Any]:
-    tasks = core.tasks
+    board = core.board
     return {
-        "requests": [[name, status, n] for (name, status), n in tasks.ended.items()],
-        "unfinished": [[p.name, p.unfinished] for p in tasks.pipelines.values()],
-        "stages": [_stage_metrics(stage) for p in tasks.pipelines.values() for stage in p.stages],
-        "block_bytes": tasks.blocks.nbytes,
-        "refused": dict(core.refused),
+        "requests": [[name, status, n] for (name, status), n in board.ended.items()],
+        "unfinished": [[p.name, p.unfinished] for p in board.pipelines.values()],
+        "stages": [_stage_metrics(stage) for p in board.pipelines.values() for stage in p.stages],
+        "block_bytes": board.blocks.nbytes,
+        "refused": dict(board.refused),
         "buckets_s": BUCKETS,
     }
 
@@ -105,6 +110,8 @@ def _stage_metrics(stage: StageState) -> dict[str, Any]:
         "workers": len(stage.workers),
         "tasks": stats.counts(),
         "chunks": stats.chunks,
+        "busy_s": stats.busy_s,
+        "lost_s": stats.lost_s,
         "wait": _histogram(stats.wait),
         "service": _histogram(stats.service),
     }

@@ -19,6 +19,8 @@ class Inlet(NamedTuple):
 
     edge: int  #: its number on the wire
     stream: bool  #: whether its first chunk is enough to start
+    producer: int | None  #: the stage it comes from; None: from the caller
+    forgets: bool  #: keeps nothing that was delivered
 
 
 class Route:
@@ -47,7 +49,8 @@ class Route:
             for number, edge in pipeline.into(name):
                 if edge.from_ in given or edge.from_ in needed:
                     self._producers(edge, order, given).append(Slot(order[name], len(inlets)))
-                    inlets.append(Inlet(number, edge.stream))
+                    producer = None if edge.from_ in given else order[edge.from_]
+                    inlets.append(Inlet(number, edge.stream, producer, edge.checkpoint == "none"))
         for output in outputs:
             self.outputs.setdefault(order[pipeline.outputs[output]], []).append(output)
 

@@ -59,13 +59,14 @@ class Scheduler:
             self._solo.append(task)
             return
         request = task.request
+        tenant = request.submit.tenant
         if not self._heap:
             self._shares.clear()
-        share = max(self._virtual, self._shares.get(request.tenant, 0.0))
-        self._shares[request.tenant] = share + 1.0
+        share = max(self._virtual, self._shares.get(tenant, 0.0))
+        self._shares[tenant] = share + 1.0
         self._arrivals += 1
         deadline = inf if request.deadline is None else request.deadline
-        heappush(self._heap, (request.priority, deadline, share, self._arrivals, task))
+        heappush(self._heap, (request.submit.priority, deadline, share, self._arrivals, task))
 
     def forget(self, task: Task) -> None:
         """The task has left the queue by another way (cancelled); its state says so already."""

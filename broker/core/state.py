@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections import deque
 
-from msgspec import Raw
-
 from adapters.handle import Chunk
+from broker.core.ahead import UNLIMITED, Gauge, Granted
 from broker.core.lifecycle import TaskState
-from broker.core.routes import Route, Router
+from broker.core.routes import Inlet, Route, Router
 from broker.core.scheduling import Scheduler
 from broker.core.stats import StageStats
-from broker.protocol import Error, Peer, Timing
+from broker.protocol import Ended, Error, Peer, Submit, Timing
 from pipelines.graph import Pipeline, Stage
 
 
 class Feed:
     """What has come over one inlet of a task, kept until the task is done so that it can run again."""
 
-    __slots__ = ("chunks", "closed", "edge", "stream")
+    __slots__ = ("chunks", "closed", "edge", "forgets", "gauge", "gone", "producer", "stream")
 
-    def __init__(self, edge: int, stream: bool) -> None:
-        self.edge = edge
-        self.stream = stream
+    def __init__(self, inlet: Inlet) -> None:
+        self.edge = inlet.edge
+        self.stream = inlet.stream
+        self.producer = inlet.producer  #: its stage; None: the caller
+        self.forgets = inlet.forgets  #: keeps nothing that was delivered (checkpoint: none)
+        self.gone = 0  #: chunks that were delivered and are not kept
         self.chunks: list[Chunk] = []
         self.closed = False
+        self.gauge = Gauge()
 
 
 class Task:
@@ -34,10 +37,15 @@ class Task:
         "attempt",
         "blame",
         "bodies",
+        "boost",
         "checkpoint",
         "emitted",
         "feeds",
+        "gauges",
+        "granted",
         "key",
+        "last",
+        "nbytes",
         "queued",
         "request",
         "solo",
@@ -64,6 +72,11 @@ class Task:
         self.emitted = 0
         self.bodies: list[Chunk] = []
         self.checkpoint: Chunk | None = None
+        self.gauges: list[Gauge] = []  #: those of its streaming consumers and of its caller
+        self.granted: Granted = UNLIMITED
+        self.nbytes = 0  #: emitted by this attempt
+        self.boost = 1  #: of the limits on being ahead
+        self.last = 0.0  #: when this attempt's latest chunk came, or it began
         self.timing = Timing(stage.name)
         self.queued = self.started = self.stopped = 0.0  #: the last time each; ``stopped``: told to
 
@@ -82,35 +95,56 @@ class Request:
         "accepted",
         "client",
         "deadline",
+        "ended",
+        "files",
+        "gauges",
+        "left",
+        "letter",
         "number",
         "open",
-        "params",
+        "outputs",
         "pipeline",
-        "priority",
+        "progress",
         "route",
         "seed",
+        "submit",
         "tag",
         "tasks",
-        "tenant",
     )
 
-    def __init__(self, number: int, client: Client, tag: int, pipeline: PipelineState, *, now: float) -> None:
+    def __init__(
+        self, number: int, submit: Submit, pipeline: PipelineState, route: Route, now: float
+    ) -> None:
         self.number = number
-        self.client = client
-        self.tag = tag
+        self.submit = submit
         self.pipeline = pipeline
-        self.accepted = now
-        self.route: Route
-        self.params: dict[str, Raw] = {}
+        self.route = route
+        self.accepted = self.progress = now  #: ``progress``: the last time a chunk came or a task ended
+        self.client: Client | None = None
+        self.tag = 0  #: the client's number for it
         self.seed = 0
-        self.priority = 0
-        self.deadline: float | None = None
-        self.tenant = ""
+        self.deadline = None if submit.deadline_s is None else now + submit.deadline_s
         self.tasks: dict[int, Task] = {}
         self.open = 0  #: tasks not done
+        self.outputs: list[tuple[str, Chunk]] = []  #: what the caller was sent, for one that comes back
+        self.gauges: dict[str, Gauge] = {}  #: of the caller, by output
+        self.ended: Ended | None = None
+        self.left = 0.0  #: when it ended, or its client left
+        self.letter = False  #: it is among the dead letters
+        self.files = False  #: the disk store may hold some of its tensors
 
     @property
-    def name(self) -> tuple[int, str]:
+    def name(self) -> str:
+        """What the client calls it; "" if it can't be continued."""
+        return self.submit.name
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its outputs are kept for a client that comes back."""
+        return bool(self.name) and (self.pipeline.keeps or self.submit.stored)
+
+    @property
+    def line(self) -> tuple[int, str]:
         """Its number and pipeline, for the log."""
         return (self.number, self.pipeline.name)
 
@@ -120,12 +154,16 @@ class Worker:
 
     __slots__ = (
         "arena",
+        "capacity",
         "credit",
         "draining",
+        "ghost",
         "guardian",
         "peer",
         "pid",
+        "results",
         "resumes",
+        "seen",
         "since",
         "stage",
         "tasks",
@@ -139,8 +177,12 @@ class Worker:
         self.pid = 0
         self.arena = ""
         self.resumes = False
+        self.capacity = 0
         self.credit = 0
         self.draining = False
+        self.ghost = False  #: known from the journal alone; it has not spoken yet
+        self.results = 0  #: messages with results that it has sent
+        self.seen = 0  #: of these, how many it knows that we have read
         self.tasks: dict[tuple[int, int], Task] = {}
 
 
@@ -163,20 +205,32 @@ class Guardian:
 class Client:
     """A gateway, a command line or a Python program."""
 
-    __slots__ = ("arena", "kind", "peer", "requests", "seen")
+    __slots__ = ("arena", "ghost", "kind", "peer", "requests", "seen", "unclaimed")
 
     def __init__(self, peer: Peer, kind: str, now: float) -> None:
         self.peer = peer
         self.kind = kind
         self.arena = ""
         self.seen = now
+        self.ghost = False  #: known from the journal alone; it has not spoken yet
         self.requests: dict[int, Request] = {}  #: by the client's tag
+        self.unclaimed: set[int] = set()  #: tags that it has not named again since the broker's restart
 
 
 class StageState:
     """A stage's queue, workers and figures."""
 
-    __slots__ = ("guardians", "name", "number", "pipeline", "scheduler", "spec", "stats", "workers")
+    __slots__ = (
+        "guardians",
+        "name",
+        "number",
+        "pipeline",
+        "progress",
+        "scheduler",
+        "spec",
+        "stats",
+        "workers",
+    )
 
     def __init__(self, pipeline: PipelineState, number: int, name: str, spec: Stage) -> None:
         self.pipeline = pipeline
@@ -187,6 +241,7 @@ class StageState:
         self.stats = StageStats()
         self.workers: dict[Peer, Worker] = {}
         self.guardians: dict[Peer, Guardian] = {}
+        self.progress = 0.0  #: the last time a chunk came out of it, or a task ended
 
     @property
     def running(self) -> int:
@@ -197,13 +252,29 @@ class StageState:
 class PipelineState:
     """A pipeline that this broker serves."""
 
-    __slots__ = ("name", "router", "spec", "stages", "unfinished")
+    __slots__ = (
+        "busy",
+        "durable",
+        "keeps",
+        "last_end",
+        "name",
+        "pace",
+        "router",
+        "spec",
+        "stages",
+        "unfinished",
+    )
 
     def __init__(self, spec: Pipeline) -> None:
         self.spec = spec
         self.name = spec.name
         self.router = Router(spec)
+        self.keeps = any(edge.checkpoint != "none" for edge in spec.edges)
+        self.durable = any(edge.checkpoint == "disk" for edge in spec.edges)
         self.unfinished = 0
+        self.busy = False  #: gateways were told that nothing more is taken
+        self.pace = 0.0  #: seconds between two ends, a moving average
+        self.last_end = 0.0
         self.stages = [
             StageState(self, i, name, spec.stages[name]) for i, name in enumerate(self.router.order)
         ]

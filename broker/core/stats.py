@@ -25,6 +25,8 @@ BUCKETS = (
     600.0,
 )
 
+SMOOTH = 0.1  #: weight of the newest value in moving averages
+
 
 class Histogram:
     """Counts per bucket (the last one is unbounded), their sum and number."""
@@ -45,14 +47,19 @@ class StageStats:
     """One stage's figures since the broker's start. Every attempt ends in one of the ways counted here."""
 
     __slots__ = (
+        "_last_done",
         "attempts",
+        "busy_s",
         "cancelled",
         "chunks",
         "deaths",
         "done",
         "failed",
+        "lost_s",
+        "pace",
         "redelivered",
         "service",
+        "usual",
         "wait",
     )
 
@@ -66,6 +73,21 @@ class StageStats:
         self.redelivered = 0
         self.deaths = 0  #: attempts that ended with their worker
         self.chunks = 0
+        self.busy_s = 0.0  #: seconds of all attempts
+        self.lost_s = 0.0  #: of these, after the last chunk of attempts that came to nothing
+        self.usual = 0.0  #: seconds from assigned to done, a moving average
+        self.pace = 0.0  #: seconds between two tasks that are done while others wait, likewise
+        self._last_done = 0.0
+
+    def finished(self, now: float, seconds: float, *, waiting: int) -> None:
+        """A task is done after so many seconds, with so many others in the queue."""
+        self.service.observe(seconds)
+        self.done += 1
+        self.busy_s += seconds
+        self.usual += (seconds - self.usual) * (SMOOTH if self.done > 1 else 1.0)
+        if waiting:
+            self.pace += (now - self._last_done - self.pace) * SMOOTH
+        self._last_done = now
 
     def counts(self) -> dict[str, int]:
         """How often things happened to tasks, by name."""

@@ -103,7 +103,7 @@ class Driver:
 
     def submit(self, client: bytes, tag: int = 1, outputs: tuple[str, ...] = ("out",), **more: Any) -> None:
         """A request for the core's first pipeline, with one empty chunk of input."""
-        pipeline = more.pop("pipeline", next(iter(self.core.tasks.pipelines)))
+        pipeline = more.pop("pipeline", next(iter(self.core.board.pipelines)))
         given = more.pop("given", {"request": [chunk(0, last=True)]})
         self.say(client, Submit(tag, pipeline, list(outputs), given, **more))
 
@@ -138,7 +138,7 @@ class Driver:
     def assert_empty(self) -> None:
         """Nothing of any request is left."""
         assert not any(self.tables().values()), self.tables()
-        for pipeline in self.core.tasks.pipelines.values():
+        for pipeline in self.core.board.pipelines.values():
             assert pipeline.unfinished == 0
 
 

@@ -1,0 +1,393 @@
+"""Requests: accepted or refused, continued by clients that come back, ended, kept for a while, forgotten.
+
+A request with a name outlives its client's connection and the broker's process. Its end waits for the client
+to say that it has everything (Forget); a stored one is kept for ``keep_s`` besides.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from adapters.handle import Chunk
+from broker.core import admission
+from broker.core.admission import BAD_HANDLE, Overloaded, owns
+from broker.core.board import Board
+from broker.core.events import Discard, Note
+from broker.core.lifecycle import TaskState
+from broker.core.records import Closed, Joined, Opened
+from broker.core.routes import BadRequest
+from broker.core.state import Client, PipelineState, Request
+from broker.core.tasks import Tasks
+from broker.protocol import (
+    Accepted,
+    Attach,
+    Attached,
+    Ended,
+    Error,
+    Refused,
+    Submit,
+)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What the broker may keep, and for how long. Times in seconds."""
+
+    keep_s: float = 300.0  #: a stored request, after its end
+    detached_s: float = 60.0  #: one whose client has died
+    letters: int = 100  #: dead letters; the oldest go
+    kept: int = 1000  #: ended requests; the oldest go
+    block_bytes: int = 1 << 62  #: tensors under way; beyond it nothing is accepted
+
+
+class Requests:
+    """All requests."""
+
+    def __init__(self, board: Board, *, entropy: int, first_request: int, settings: Settings) -> None:
+        self._board = board
+        self._entropy = entropy
+        self._next = first_request
+        self.settings = settings
+        self.letters: dict[int, Request] = {}  #: by number, the oldest first
+        self._left: dict[int, Request] = {}  #: ended, or without a client: forgotten in time
+        self.tasks = Tasks(board, self.end)
+
+    # --- in
+
+    def submit(self, client: Client, m: Submit) -> None:
+        """A new request, accepted or refused at once; or a known one, which its client continues."""
+        board = self._board
+        try:
+            known = board.names.get(m.name) if m.name else None
+            if client.requests.get(m.tag, known) is not known:
+                raise BadRequest("the tag is in use", "tag")
+            if known is not None:
+                self._continue(known, client, m.tag, m.received)
+                return
+            pipeline, route = admission.route(m, board.pipelines)
+            admission.check_room(m, pipeline, route, board.blocks, self.settings.block_bytes)
+            if any(m.received.values()):
+                raise BadRequest("the request is not known any more", "name", status=404)
+            handles = [h for chunks in m.given.values() for chunk in chunks for h in chunk.handles]
+            if not owns(client.arena, m.name, handles) or not board.blocks.add(client.peer, handles):
+                raise BadRequest(BAD_HANDLE, "given")
+        except BadRequest as error:
+            board.send(client.peer, Refused(m.tag, _wire(error)))
+            return
+        request = admission.build(self._next, m, pipeline, route, board.now)
+        seed = admission.draw_seed(self._entropy + self._next) if m.seed is None else m.seed & (1 << 63) - 1
+        self._next += 1
+        board.log.add(request.number, Opened(m, client.peer, board.now, seed))
+        self._join(request, client, m.tag)
+        board.send(client.peer, Accepted(m.tag, request.number))
+        self.open(request, seed)
+        if admission.full(pipeline) and not pipeline.busy:
+            pipeline.busy = True
+            board.tell_busy(pipeline, admission.retry_after(pipeline))
+
+    def open(self, request: Request, seed: int) -> None:
+        """The request begins: its inputs go to the stages that want them. Their blocks are known."""
+        board = self._board
+        self._next = max(self._next, request.number + 1)
+        request.seed = seed
+        request.pipeline.unfinished += 1
+        board.requests[request.number] = request
+        if request.name:
+            board.names[request.name] = request
+        for name, chunks in request.submit.given.items():
+            for slot in request.route.given[name]:
+                feed = request.tasks[slot.stage].feeds[slot.position]
+                feed.chunks, feed.closed = list(chunks), True
+                for chunk in chunks:
+                    board.blocks.retain(chunk.handles)
+            for chunk in chunks:
+                if request.name and chunk.handles:
+                    board.blocks.retain(chunk.handles)  # for the dead letters
+                    request.files = request.files or any(
+                        h.copy or h.transport == "disk" for h in chunk.handles
+                    )
+                board.blocks.sweep(chunk.handles, board.out)
+        for number in request.route.stages:
+            self.tasks.queue_if_ready(request.tasks[number])
+
+    def attach(self, client: Client, m: Attach) -> None:
+        """A client takes a known request over."""
+        board = self._board
+        request = board.names.get(m.name)
+        if request is None or client.requests.get(m.tag, request) is not request:
+            error = Error("not_found", "there is no such request, or it is forgotten", 404, "name")
+            board.send(client.peer, Refused(m.tag, error))
+            return
+        submit = request.submit
+        board.send(client.peer, Attached(m.tag, request.number, submit.pipeline, submit.outputs, submit.call))
+        self._continue(request, client, m.tag, m.received)
+
+    def _continue(self, request: Request, client: Client, tag: int, received: dict[str, int]) -> None:
+        board = self._board
+        if request.client is not None and (request.client, request.tag) != (client, tag):
+            taken = Error("taken_over", "another client continues this request", 409)
+            board.send(request.client.peer, Ended(request.tag, "cancelled", taken, []))
+            request.client.requests.pop(request.tag, None)
+        self._join(request, client, tag)
+        board.send(client.peer, Accepted(tag, request.number))
+        if request.letter:
+            self._part(request, tell=True)
+            return
+        board.log.add(request.number, Joined(client.peer, tag))
+        self.tasks.flow.resend(request, received)
+        if request.ended is not None:
+            self._send_end(request)
+
+    def _join(self, request: Request, client: Client, tag: int) -> None:
+        request.client, request.tag = client, tag
+        client.requests[tag] = request
+        client.unclaimed.discard(tag)
+        if request.ended is None:
+            self._left.pop(request.number, None)
+
+    # --- out
+
+    def client_gone(self, client: Client, *, on_purpose: bool) -> None:
+        """A client that leaves cancels what is not stored; a gateway's death was no caller's choice."""
+        goes_on = not on_purpose and client.kind == "gateway"
+        for request in list(client.requests.values()):
+            if request.name and (request.submit.stored or goes_on):
+                self.detach(request)
+            else:
+                self.cancel(request)
+
+    def abort(self, request: Request, *, leave: bool) -> None:
+        """The caller wants no more of it."""
+        if leave and request.submit.stored:
+            self.detach(request)
+        else:
+            self.cancel(request)
+
+    def cancel(self, request: Request) -> None:
+        """Nobody wants it."""
+        if request.ended is None:
+            self.end(request, "cancelled", None, False)
+        if request.number in self._board.requests and not request.letter:
+            self.forget(request)
+
+    def detach(self, request: Request) -> None:
+        """It goes on without a client."""
+        if not request.keeps and request.ended is None:
+            self.cancel(request)  # what it gives now would be lost
+            return
+        if request.client is not None:
+            self._part(request)
+            self._board.log.add(request.number, Joined(b"", 0))
+        request.left = self._board.now
+        self._left[request.number] = request
+        self.tasks.flow.nobody_waits(request)
+
+    def _part(self, request: Request, *, tell: bool = False) -> None:
+        """Client and request know each other no more; with ``tell`` the client hears of its end."""
+        if request.client is not None:
+            if tell:
+                self._send_end(request)
+            request.client.requests.pop(request.tag, None)
+            request.client = None
+
+    def delivered(self, request: Request) -> None:
+        """The client has everything."""
+        if request.ended is None:
+            return
+        if request.submit.stored:
+            self.detach(request)
+        else:
+            self.forget(request)
+
+    def end(self, request: Request, status: str, error: Error | None, exhausted: bool) -> None:
+        """The request is over: whatever still runs for it is told to stop, and its memory is let go.
+
+        ``exhausted``: one of its tasks has failed as often as it may.
+        """
+        board = self._board
+        for task in request.tasks.values():
+            self.tasks.leave(task)
+        pipeline = request.pipeline
+        timings = [task.timing for task in request.tasks.values()]
+        request.ended = Ended(request.tag, status, error, timings)  # type: ignore[arg-type]
+        request.left = board.now
+        self._count_end(pipeline, status)
+        board.out.append(_note(request, status, error, board.now))
+        letter = exhausted and bool(request.name) and status == "failed"
+        if letter:
+            self._letter(request)
+        board.log.add(request.number, Closed(status, error, timings, board.now, letter))
+        if letter:
+            self._part(request, tell=True)
+            return
+        if request.client is not None:
+            self._send_end(request)
+        if not request.name or status == "cancelled":
+            self.forget(request)
+        else:
+            self._left[request.number] = request
+
+    def _send_end(self, request: Request) -> None:
+        ended = request.ended
+        assert request.client is not None
+        assert ended is not None
+        message = Ended(request.tag, ended.status, ended.error, ended.timings)
+        self._board.send(request.client.peer, message)
+
+    def _count_end(self, pipeline: PipelineState, status: str) -> None:
+        board = self._board
+        board.ended[pipeline.name, status] += 1
+        pipeline.unfinished -= 1
+        pipeline.pace += (min(board.now - pipeline.last_end, 60.0) - pipeline.pace) * 0.1
+        pipeline.last_end = board.now
+        most = pipeline.spec.limits.max_requests
+        if pipeline.busy and pipeline.unfinished <= most - max(1, most // 16):
+            pipeline.busy = False
+            board.tell_busy(pipeline, 0.0)
+
+    def forget(self, request: Request) -> None:
+        """Nothing of it is needed any more."""
+        board = self._board
+        self._part(request)
+        board.requests.pop(request.number, None)
+        if board.names.get(request.name) is request:
+            del board.names[request.name]
+        self._left.pop(request.number, None)
+        self.letters.pop(request.number, None)
+        self._drop_outputs(request)
+        if request.name:
+            for chunks in request.submit.given.values():
+                for chunk in chunks:
+                    board.blocks.drop(chunk.handles, board.out)
+            if (request.files or request.pipeline.durable) and request.name not in board.names:
+                board.out.append(Discard(request.name))
+        board.log.drop(request.number)
+
+    def _drop_outputs(self, request: Request) -> None:
+        for _, chunk in request.outputs:
+            self._board.blocks.drop(chunk.handles, self._board.out)
+        request.outputs = []
+
+    # --- time
+
+    def tick(self) -> None:
+        """Ends requests whose deadline has passed, and forgets those that were kept long enough."""
+        board, settings = self._board, self.settings
+        now = board.now
+        for request in list(board.requests.values()):
+            if request.ended is None and request.deadline is not None and request.deadline < now:
+                error = Error("timeout", "the request's deadline has passed", 504)
+                self.end(request, "failed", error, False)
+        for request in list(self._left.values()):
+            stored = request.submit.stored
+            kept_for = settings.keep_s if stored else settings.detached_s
+            if request.ended is None and (stored or request.client is not None):
+                continue
+            if now - request.left > kept_for:
+                self.cancel(request)
+        ended = [r for r in self._left.values() if r.ended is not None and r.client is None]
+        for request in ended[: max(0, len(ended) - settings.kept)]:
+            self.forget(request)
+        self.tasks.flow.unlock()
+
+    # --- dead letters
+
+    def _letter(self, request: Request) -> None:
+        """A request that has failed for good is kept with its inputs, for a person to look at."""
+        request.letter = True
+        self._drop_outputs(request)
+        self.letters[request.number] = request
+        while len(self.letters) > self.settings.letters:
+            self.forget(next(iter(self.letters.values())))
+
+    def letter_report(self, act: str, name: str) -> dict[str, Any]:
+        """Answers the dead-letter commands."""
+        if act == "list":
+            return {"letters": [self._describe(request) for request in self.letters.values()]}
+        chosen = [r for r in self.letters.values() if r.name == name or (name == "all" and act == "drop")]
+        if act == "drop":
+            for request in chosen:
+                self.forget(request)
+            return {"dropped": len(chosen)}
+        if not chosen:
+            return {"error": f"no dead letter {name!r}"}
+        if act == "show":
+            return {"letter": self._describe(chosen[0]) | _contents(chosen[0])}
+        return self._retry(chosen[0])
+
+    def _retry(self, letter: Request) -> dict[str, Any]:
+        """Submits a dead letter again, as a stored request that nobody waits for."""
+        board = self._board
+        submit = msgspec.structs.replace(letter.submit, stored=True, received={}, deadline_s=None)
+        request = admission.build(self._next, submit, letter.pipeline, letter.route, board.now)
+        request.files = letter.files
+        board.log.add(request.number, Opened(submit, b"", board.now, letter.seed))
+        self.open(request, letter.seed)
+        self.detach(request)
+        self.forget(letter)
+        return {"name": request.name}
+
+    def _describe(self, request: Request) -> dict[str, Any]:
+        ended = request.ended
+        error = ended.error if ended is not None else None
+        given = [h for chunks in request.submit.given.values() for c in chunks for h in c.handles]
+        return {
+            "name": request.name,
+            "pipeline": request.pipeline.name,
+            "stage": error.stage if error else None,
+            "attempts": error.attempts if error else 0,
+            "error": error.message if error else "",
+            "age_s": round(self._board.now - request.left, 3),
+            "bytes": sum(handle.nbytes for handle in given),
+        }
+
+    def report(self, name: str) -> dict[str, Any]:
+        """How a request stands."""
+        request = self._board.names.get(name)
+        if request is None:
+            return {"error_status": 404}
+        error = request.ended.error if request.ended is not None else None
+        running = any(task.state is TaskState.RUNNING for task in request.tasks.values())
+        state = "running" if running or any(t.emitted for t in request.tasks.values()) else "queued"
+        counts: dict[str, int] = dict.fromkeys(request.submit.outputs, 0)
+        for output, _ in request.outputs:
+            counts[output] += 1
+        return {
+            "name": name,
+            "state": request.ended.status if request.ended is not None else state,
+            "pipeline": request.pipeline.name,
+            "age_s": round(self._board.now - request.accepted, 3),
+            "stages": [msgspec.to_builtins(task.timing) for task in request.tasks.values()],
+            "outputs": counts,
+            "stored": request.submit.stored,
+            "attached": request.client is not None,
+            "error": msgspec.structs.asdict(error) if error is not None else None,
+            "call": request.submit.call,
+        }
+
+
+def _contents(request: Request) -> dict[str, Any]:
+    submit = request.submit
+    given = {name: [_shape(chunk) for chunk in chunks] for name, chunks in submit.given.items()}
+    params = {stage: msgspec.msgpack.decode(raw) for stage, raw in submit.params.items()}
+    return {"outputs": submit.outputs, "params": params, "given": given, "call": submit.call}
+
+
+def _shape(chunk: Chunk) -> dict[str, Any]:
+    return {"bytes": len(chunk.body), "tensors": [list(handle.shape) for handle in chunk.handles]}
+
+
+def _wire(error: BadRequest) -> Error:
+    if isinstance(error, Overloaded):
+        return Error("overloaded", str(error), error.status, error.param, error.retry_after_s)
+    kind = "not_found" if error.status == 404 else "invalid_request_error"
+    return Error(kind, str(error), error.status, error.param)
+
+
+def _note(request: Request, status: str, error: Error | None, now: float) -> Note:
+    if error is None:
+        seconds = now - request.accepted
+        return Note(logging.DEBUG, "request %d of %s: %s after %.3f s", (*request.line, status, seconds))
+    return Note(logging.WARNING, "request %d of %s failed: %s", (*request.line, error.message))
