@@ -7,17 +7,18 @@ import asyncio
 import logging
 import signal
 import sys
+from pathlib import Path
 
-import msgspec
 import uvloop
 from aiohttp import web
 
 from broker.address import AddressError
 from broker.gateway.app import make_app
 from broker.gateway.context import Context
+from broker.gateway.keys import ApiKeys, ApiKeysError
 from broker.gateway.link import BrokerLink
 from broker.gateway.metrics import Metrics
-from broker.gateway.settings import Settings
+from broker.gateway.settings import Settings, add_options
 
 log = logging.getLogger("gateway")
 
@@ -28,11 +29,15 @@ async def serve(host: str, port: int, address: str | None, settings: Settings) -
     """Serves until SIGTERM or SIGINT. Returns the exit code."""
     try:
         link = BrokerLink(address)
-    except AddressError as error:
+        api_keys = ApiKeys.load(Path(settings.api_keys)) if settings.api_keys else ApiKeys()
+    except (AddressError, ApiKeysError) as error:
         log.error("%s", error)
         return 2
-    app = make_app(Context(link, settings, Metrics()))
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=LEAVE_S)
+    app = make_app(Context(link, settings, Metrics(), api_keys))
+    # A compressed body could become a huge one while it comes in; the guard refuses it instead.
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=LEAVE_S, auto_decompress=False
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, backlog=1024).start()
@@ -61,9 +66,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="0 picks a free one")
     parser.add_argument("--address", default=None, help="ipc:///folder or tcp://127.0.0.1:port of the broker")
     parser.add_argument("--log-level", default="INFO")
-    for field in msgspec.structs.fields(Settings):
-        option = "--" + field.name.replace("_", "-")
-        parser.add_argument(option, type=field.type, default=field.default)
+    add_options(parser)
     arguments = vars(parser.parse_args())
     logging.basicConfig(level=arguments.pop("log_level").upper(), format="%(message)s")
     host, port, address = (arguments.pop(name) for name in ("host", "port", "address"))

@@ -12,6 +12,8 @@ from broker.gateway import audio, usage
 from broker.gateway.errors import ApiError
 from broker.gateway.metrics import Watch
 from broker.gateway.models import TEXT
+from broker.gateway.plan import ChatPlan
+from broker.gateway.usage import Usage, chat_usage
 
 FALLBACK_RATE = 24_000  #: Hz in the header of a WAV without any sample
 PIECE_BYTES = 32_766  #: of audio in one event: base64 makes 44 KB of it; a multiple of 6, see Base64Pieces
@@ -94,6 +96,26 @@ class Answer:
     def audio_tokens(self) -> int:
         """Tokens of the speech so far."""
         return usage.spoken_tokens(self.speech.seconds) if self.speech else 0
+
+
+def new_answer(plan: ChatPlan, watch: Watch, *, whole: bool) -> Answer:
+    """A fresh, empty choice of a chat; ``whole``: it is sent when it is complete."""
+    return Answer(Speech(plan.audio_format, whole=whole) if plan.speaks else None, watch)
+
+
+def usage_of(plan: ChatPlan, answers: list[Answer]) -> Usage:
+    """The sum over all choices; the prompt counts once."""
+    return chat_usage(
+        max(answer.prompt_tokens for answer in answers),
+        plan.heard_tokens,
+        sum(answer.text_tokens for answer in answers),
+        sum(answer.audio_tokens for answer in answers),
+    )
+
+
+def count_finished(watch: Watch, answers: list[Answer]) -> None:
+    """Counts a complete answer."""
+    watch.done(sum(answer.speech.seconds for answer in answers if answer.speech))
 
 
 class Base64Pieces:

@@ -1,18 +1,15 @@
-"""POST /v1/chat/completions: from the body to requests at the broker, and the unstreamed answer."""
+"""POST /v1/chat/completions: from the body to requests at the broker."""
 
 from __future__ import annotations
 
-import base64
 import time
 
 import msgspec
 from aiohttp import web
-from msgspec import UNSET
 
-from broker.client import RequestStream
-from broker.gateway import chat_stream, completion, messages, params, schemas, usage
-from broker.gateway.answer import Answer
-from broker.gateway.context import Call, Context, parse, stage_metrics, together
+from broker.gateway import messages, params, schemas, usage
+from broker.gateway.answering import answer
+from broker.gateway.context import Call, Context, parse
 from broker.gateway.errors import ApiError
 from broker.gateway.media import SAMPLE_RATE
 from broker.gateway.models import AUDIO, TEXT, Model
@@ -30,30 +27,20 @@ class Chat:
         self._context = context
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answers one request. Its requests at the broker end with it, however it ends."""
+        """Answers one call."""
         body = parse(_decode, await request.read())
-        plan = await self._plan(body, request["id"])
-        streams: list[RequestStream] = []
-        try:
-            for number in range(plan.choices):
-                streams.append(await self._context.submit(plan.call, number))  # noqa: PERF401 - abort what there is
-            if plan.stream:
-                return await chat_stream.respond(request, plan, streams, self._context.settings)
-            return await self._whole(plan, streams)
-        finally:
-            for stream in streams:
-                stream.abort()
+        model = await self._context.link.accepting(body.model)
+        call, plan = await self._plan(body, model, request)
+        return await answer(self._context, request, call, plan)
 
-    async def _plan(self, body: ChatRequest, request_id: str) -> ChatPlan:
-        context = self._context
-        model = context.link.model(body.model)
-        watch = context.metrics.watch(model.name)
+    async def _plan(self, body: ChatRequest, model: Model, request: web.Request) -> tuple[Call, ChatPlan]:
+        settings = self._context.settings
         endpoint = model.endpoint("chat")
         schemas.refuse_unsupported(body)
         modalities = _modalities(body, model, endpoint)
         choices = body.n or 1
-        if choices > context.settings.max_choices:
-            raise ApiError(f"n: at most {context.settings.max_choices}", "n", code="invalid_value")
+        if choices > settings.max_choices:
+            raise ApiError(f"n: at most {settings.max_choices}", "n", code="invalid_value")
         if body.stream_options is not None and not body.stream:
             raise ApiError("stream_options needs stream: true", "stream_options")
         stage_params = params.for_chat(model, body)
@@ -61,7 +48,7 @@ class Chat:
         voice = model.voice(wanted.voice, "audio.voice")
         if AUDIO in modalities:
             params.add_speech(model, stage_params, voice, None)
-        payload = await messages.to_payload(body.messages, model, context.settings)
+        payload = await messages.to_payload(body.messages, model, settings)
         clips = payload.get("audio", [])
         transcribe = AUDIO in modalities and TEXT not in modalities and model.transcribes(endpoint)
         call = Call(
@@ -72,56 +59,24 @@ class Chat:
             has=[AUDIO] if clips else [],
             seed=body.seed,
             priority=body.priority or 0,
+            deadline_s=body.timeout_s,
         )
-        return ChatPlan(
-            call=call,
-            id=f"chatcmpl-{request_id}",
-            request_id=request_id,
+        plan = ChatPlan(
+            id=request["id"],
+            model=model.name,
             created=int(time.time()),
-            modalities=modalities,
-            audio_format=wanted.format or "wav",
+            tenant=request["tenant"],
+            stored=bool(body.store),
             choices=choices,
             stream=bool(body.stream),
+            modalities=modalities,
+            outputs=call.outputs,
+            audio_format=wanted.format or "wav",
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             include_metrics=bool(body.metrics),
             heard_tokens=usage.heard_tokens(sum(map(len, clips)) / SAMPLE_RATE),
-            watch=watch,
         )
-
-    async def _whole(self, plan: ChatPlan, streams: list[RequestStream]) -> web.Response:
-        answers = [plan.answer(whole=True) for _ in streams]
-        choices: list[completion.Choice] = [None] * len(streams)  # type: ignore[list-item]
-
-        async def collect(index: int) -> None:
-            choices[index] = await _collect(plan, index, streams[index], answers[index])
-
-        await together(*(collect(index) for index in range(len(streams))))
-        plan.finished(answers)
-        body = completion.Completion(
-            id=plan.id,
-            created=plan.created,
-            model=plan.call.model.name,
-            choices=choices,
-            usage=plan.usage(answers),
-            metrics=stage_metrics(streams[0]) if plan.include_metrics else UNSET,
-        )
-        return web.Response(body=completion.encode(body), content_type="application/json")
-
-
-async def _collect(plan: ChatPlan, index: int, stream: RequestStream, answer: Answer) -> completion.Choice:
-    """Reads one request to its end."""
-    text: list[str] = []
-    speech: list[bytes] = []
-    async for output, payload in stream:
-        more_text, more_speech = await answer.take(output, payload)
-        text.append(more_text)
-        speech.append(more_speech)
-    speech.append(await answer.finish())
-    message = completion.Message(content="".join(text) if TEXT in plan.modalities else None)
-    if answer.speech is not None:
-        data = base64.b64encode(b"".join(speech)).decode("ascii")
-        message.audio = completion.Audio(plan.audio_id(index), data, int(time.time()), "".join(text))
-    return completion.Choice(index=index, message=message, finish_reason=answer.finish_reason)
+        return call, plan
 
 
 def _modalities(body: ChatRequest, model: Model, endpoint: Endpoint) -> list[str]:

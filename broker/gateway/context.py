@@ -11,10 +11,12 @@ import msgspec
 from adapters.chunk import Payload
 from broker.client import RequestStream
 from broker.gateway.errors import from_decoding
+from broker.gateway.keys import ApiKeys
 from broker.gateway.link import BrokerLink
 from broker.gateway.metrics import Metrics
 from broker.gateway.models import Model
 from broker.gateway.params import StageParams
+from broker.gateway.plan import AnyPlan, encode, request_name
 from broker.gateway.settings import Settings
 
 T = TypeVar("T")
@@ -28,11 +30,13 @@ class Context(msgspec.Struct, frozen=True):
     link: BrokerLink
     settings: Settings
     metrics: Metrics
+    keys: ApiKeys
 
-    async def submit(self, call: Call, number: int = 0) -> RequestStream:
-        """Submits the ``number``-th choice of a call."""
+    async def submit(self, call: Call, plan: AnyPlan, number: int) -> RequestStream:
+        """Submits the ``number``-th choice of a call. Raises ApiError and BrokerError."""
         seed = None if call.seed is None else (call.seed + number) % _SEEDS
-        return await self.link.client.submit(
+        client = await self.link.reach()
+        return await client.submit(
             call.model.name,
             outputs=call.outputs,
             given=call.given,
@@ -40,6 +44,11 @@ class Context(msgspec.Struct, frozen=True):
             has=call.has,
             seed=seed,
             priority=call.priority,
+            deadline_s=call.deadline_s,
+            tenant=plan.tenant,
+            name=request_name(plan.id, number),
+            stored=plan.stored,
+            call=encode(plan),
         )
 
 
@@ -53,6 +62,7 @@ class Call(msgspec.Struct, kw_only=True):
     has: list[str] = []
     seed: int | None = None
     priority: int = 0
+    deadline_s: float | None = None
 
 
 def parse(decode: Callable[[bytes], T], body: bytes) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 
 import msgspec
@@ -64,9 +65,10 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Headers that belong to the error's response."""
-        if self.retry_after_s is None:
-            return {}
-        return {"Retry-After": str(max(1, round(self.retry_after_s)))}
+        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        return headers
 
 
 def from_broker(error: Error) -> ApiError:

@@ -12,6 +12,8 @@ from broker.gateway.models import Model
 
 log = logging.getLogger("gateway")
 
+PATIENCE_S = 3.0  #: how long a call waits for a broker; a restart takes less than one second
+LOOK_S = 0.02
 CONNECT_S = 60.0  #: one try; ZeroMQ itself looks for the broker several times a second meanwhile
 
 
@@ -58,8 +60,31 @@ class BrokerLink:
     def client(self) -> Client:
         """The connection. Raises ApiError (503) while there is no broker."""
         if not self.up:
-            raise ApiError("the broker does not answer", status=503, code="broker_gone", retry_after_s=1.0)
+            raise _gone()
         return self._client
+
+    async def reach(self) -> Client:
+        """The connection; waits for a broker that is being restarted. Raises ApiError (503) after a while."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.up:
+            if time.monotonic() > deadline:
+                raise _gone()
+            await asyncio.sleep(LOOK_S)
+        return self._client
+
+    def refuse_if_all_busy(self) -> None:
+        """Raises ApiError (429) when no pipeline takes anything now."""
+        client = self._client
+        if self.up and client.pipelines and client.pipelines.keys() <= client.busy.keys():
+            raise _busy("every pipeline", min(client.busy.values()))
+
+    async def accepting(self, name: str | None) -> Model:
+        """Like :meth:`model`; waits for a broker that is being restarted, and raises 429 for a busy model."""
+        client = await self.reach()
+        model = self.model(name)
+        if model.name in client.busy:
+            raise _busy(model.name, client.busy[model.name])
+        return model
 
     @property
     def models(self) -> dict[str, Model]:
@@ -92,3 +117,17 @@ class BrokerLink:
                 code="model_not_found",
             )
         return model
+
+
+def _gone() -> ApiError:
+    return ApiError("the broker does not answer", status=503, code="broker_gone", retry_after_s=1.0)
+
+
+def _busy(what: str, retry_after_s: float) -> ApiError:
+    return ApiError(
+        f"{what} has as much to do as it may",
+        "model",
+        status=429,
+        code="overloaded",
+        retry_after_s=retry_after_s,
+    )

@@ -70,9 +70,9 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, pipeline: str) -> Watch:
-        """Begins to time a request."""
-        return Watch(self, pipeline)
+    def watch(self, pipeline: str, started: float) -> Watch:
+        """Times a request that has come in at ``started`` (:func:`time.perf_counter`)."""
+        return Watch(self, pipeline, started)
 
     def text(self, report: dict[str, Any]) -> bytes:
         """Everything in Prometheus' text format; ``report`` is the broker's "metrics" report, or empty."""
@@ -84,10 +84,10 @@ class Watch:
 
     __slots__ = ("_audio", "_metrics", "_pipeline", "_started", "_text")
 
-    def __init__(self, metrics: Metrics, pipeline: str) -> None:
+    def __init__(self, metrics: Metrics, pipeline: str, started: float) -> None:
         self._metrics = metrics
         self._pipeline = pipeline
-        self._started = time.perf_counter()
+        self._started = started
         self._text = self._audio = False
 
     def _elapsed(self) -> float:
@@ -111,6 +111,24 @@ class Watch:
         self._metrics.latency.labels(self._pipeline).observe(elapsed)
         if audio_s:
             self._metrics.real_time_factor.labels(self._pipeline).observe(elapsed / audio_s)
+
+
+class Unwatched(Watch):
+    """For an answer that is fetched later, or again: its times tell nothing."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        pass
+
+    def first_text(self) -> None:
+        """See :class:`Watch`."""
+
+    def first_audio(self) -> None:
+        """See :class:`Watch`."""
+
+    def done(self, audio_s: float = 0.0) -> None:
+        """See :class:`Watch`."""
 
 
 class _Broker(Collector):

@@ -1,55 +1,128 @@
-"""What one chat request has been worked out to be."""
+"""What a call has been worked out to be, as far as its answer's form goes.
+
+A plan is kept at the broker with the call's requests, so that any gateway can make the answer's bytes again,
+from the beginning, for a caller that comes back. What was asked is not in it: the broker has that.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
-from broker.gateway.answer import Answer, Speech
-from broker.gateway.context import Call
-from broker.gateway.metrics import Watch
-from broker.gateway.models import AUDIO
-from broker.gateway.usage import Usage, chat_usage
+from broker.gateway.models import AUDIO, TEXT
 
 
-class ChatPlan(msgspec.Struct, kw_only=True):
-    """A checked chat request; whatever could be refused has been.
+class Plan(msgspec.Struct, kw_only=True, tag_field="kind"):
+    """A checked call; whatever could be refused has been.
 
     Attributes:
-        modalities: What the caller gets; the call's outputs may hold the text besides, as a transcript.
+        id: The call's, 24 hex digits. Its requests at the broker are named "<id>-0", "<id>-1", ...
+        tenant: Whose it is.
+        stored: It goes on without its caller, and can be fetched later.
+        choices: How many requests it makes.
+        stream: Its caller wants pieces as they come.
+    """
+
+    id: str
+    model: str
+    created: int
+    tenant: str = ""
+    stored: bool = False
+    choices: int = 1
+    stream: bool = False
+
+    def names(self) -> list[str]:
+        """Its requests' names at the broker."""
+        return [request_name(self.id, number) for number in range(self.choices)]
+
+    @property
+    def lanes(self) -> int:
+        """How many counts a place in its stream has (see :mod:`broker.gateway.places`)."""
+        return 1
+
+
+class ChatPlan(Plan, tag="chat", kw_only=True):
+    """A chat.
+
+    Attributes:
+        modalities: What the caller gets.
+        outputs: What is asked of the broker: these may hold the text besides, as a transcript.
         heard_tokens: Audio tokens of the prompt.
     """
 
-    call: Call
-    id: str
-    request_id: str
-    created: int
     modalities: list[str]
+    outputs: list[str]
     audio_format: str
-    choices: int
-    stream: bool
     include_usage: bool
     include_metrics: bool
     heard_tokens: int
-    watch: Watch
 
-    def answer(self, *, whole: bool) -> Answer:
-        """A fresh, empty choice; ``whole``: it is sent when it is complete."""
-        speech = Speech(self.audio_format, whole=whole) if AUDIO in self.modalities else None
-        return Answer(speech, self.watch)
+    @property
+    def lanes(self) -> int:
+        """See :class:`Plan`: one for each output of each choice."""
+        return self.choices * len(self.outputs)
 
-    def audio_id(self, index: int) -> str:
-        """The id of a choice's speech. Nothing can be fetched by it: answers are not kept."""
-        return f"audio-{self.request_id}-{index}"
+    def lanes_of(self, choice: int) -> range:
+        """The lanes of one choice."""
+        return range(choice * len(self.outputs), (choice + 1) * len(self.outputs))
 
-    def usage(self, answers: list[Answer]) -> Usage:
-        """The sum over all choices; the prompt counts once."""
-        return chat_usage(
-            max(answer.prompt_tokens for answer in answers),
-            self.heard_tokens,
-            sum(answer.text_tokens for answer in answers),
-            sum(answer.audio_tokens for answer in answers),
-        )
+    def lane(self, choice: int, output: str) -> int:
+        """The lane of one output of a choice."""
+        return choice * len(self.outputs) + self.outputs.index(output)
 
-    def finished(self, answers: list[Answer]) -> None:
-        """Counts a complete answer."""
-        self.watch.done(sum(answer.speech.seconds for answer in answers if answer.speech))
+    @property
+    def chat_id(self) -> str:
+        """The answer's id."""
+        return f"chatcmpl-{self.id}"
+
+    def audio_id(self, choice: int) -> str:
+        """The id of a choice's speech. Later messages can't refer to it."""
+        return f"audio-{self.id}-{choice}"
+
+    @property
+    def speaks(self) -> bool:
+        """Whether audio is wanted."""
+        return AUDIO in self.modalities
+
+    @property
+    def writes(self) -> bool:
+        """Whether text is wanted."""
+        return TEXT in self.modalities
+
+
+class SpeechPlan(Plan, tag="speech", kw_only=True):
+    """Text to be spoken. ``stream`` means bytes or events as they are made.
+
+    Attributes:
+        characters: Length of the text.
+        events: The stream is one of events.
+    """
+
+    format: str
+    characters: int
+    events: bool
+
+
+class TranscriptPlan(Plan, tag="transcription", kw_only=True):
+    """A recording to be written down.
+
+    Attributes:
+        seconds: The recording's length.
+        language: As the caller said.
+        segments: Whether verbose JSON lists them.
+    """
+
+    seconds: float
+    language: str | None
+    format: str
+    segments: bool
+
+
+AnyPlan = ChatPlan | SpeechPlan | TranscriptPlan
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(AnyPlan).decode
+
+
+def request_name(call: str, number: int) -> str:
+    """The name at the broker of a call's ``number``-th request."""
+    return f"{call}-{number}"

@@ -1,4 +1,4 @@
-"""Server-sent events: one ``data:`` line and a blank line each, never faster than the client reads."""
+"""Bodies that are sent piece by piece, as events or raw bytes, never faster than the client reads."""
 
 from __future__ import annotations
 
@@ -6,15 +6,33 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 from aiohttp import web
 
 from broker.gateway.errors import from_exception
+from broker.gateway.places import Place
 
-DONE = b"data: [DONE]\n\n"
+DONE = b"[DONE]"
 
 
 class ClientStalled(ConnectionError):
     """The client takes nothing any more; its request is given up."""
+
+
+class Reader(msgspec.Struct, frozen=True):
+    """Who an answer is streamed to.
+
+    Attributes:
+        stall_s: A write that waits longer than this raises :class:`ClientStalled`.
+        place: Where it wants to go on.
+        ids: Whether events carry an ``id`` line. Only for readers that ask for them: some load generators
+            take each event for one line, and fail at a second one.
+    """
+
+    request: web.Request
+    stall_s: float
+    place: Place
+    ids: bool
 
 
 class Body:
@@ -24,21 +42,14 @@ class Body:
     response with a status of its own.
 
     Args:
-        request: The HTTP request that is answered.
+        reader: Whose request is answered.
         content_type: Of the response.
-        stall_s: A write that waits longer than this raises :class:`ClientStalled`.
         headers: More response headers.
     """
 
-    def __init__(
-        self,
-        request: web.Request,
-        content_type: str,
-        stall_s: float,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        self._request = request
-        self._stall_s = stall_s
+    def __init__(self, reader: Reader, content_type: str, headers: dict[str, str] | None = None) -> None:
+        self._request = reader.request
+        self._stall_s = reader.stall_s
         self._lock = asyncio.Lock()
         self.response = web.StreamResponse(headers={"Content-Type": content_type, **(headers or {})})
 
@@ -47,12 +58,16 @@ class Body:
         """Whether the headers are out."""
         return self.response.prepared
 
+    async def begin(self) -> None:
+        """Sends the headers, if they are not out yet."""
+        if not self.response.prepared:
+            await self.response.prepare(self._request)
+
     async def write(self, data: bytes) -> None:
         """Sends a piece and waits while the client reads slower than we write. Several tasks may write."""
         try:
             async with self._lock, asyncio.timeout(self._stall_s):
-                if not self.response.prepared:
-                    await self.response.prepare(self._request)
+                await self.begin()
                 await self.response.write(data)
         except TimeoutError:
             self.cut()
@@ -65,20 +80,41 @@ class Body:
 
     async def finish(self) -> web.StreamResponse:
         """Ends the body."""
+        await self.begin()
         await self.response.write_eof()
         return self.response
 
 
+class RawBody(Body):
+    """Bytes, without those that the reader has already."""
+
+    def __init__(self, reader: Reader, content_type: str) -> None:
+        super().__init__(reader, content_type)
+        (self._skip,) = reader.place.after
+
+    async def write(self, data: bytes) -> None:
+        """See :class:`Body`."""
+        skipped = min(self._skip, len(data))
+        self._skip -= skipped
+        if skipped < len(data):
+            await super().write(data[skipped:])
+
+
 class Events(Body):
-    """A stream of events."""
+    """Events: one ``data`` line and a blank line each, with an ``id`` line before for whoever wants it."""
 
-    def __init__(self, request: web.Request, stall_s: float) -> None:
+    def __init__(self, reader: Reader) -> None:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(request, "text/event-stream; charset=utf-8", stall_s, headers)
+        super().__init__(reader, "text/event-stream; charset=utf-8", headers)
+        self._place = reader.place
+        self._ids = reader.ids
 
-    async def send(self, data: bytes) -> None:
-        """Sends one event; ``data`` is a JSON text without line breaks."""
-        await self.write(b"data: " + data + b"\n\n")
+    async def send(self, data: bytes, lane: int = 0) -> None:
+        """Sends one event, unless the reader has it already; ``data`` holds no line break."""
+        if self._place.step(lane):
+            # The id is made before the first wait, so ids leave in the order in which they count.
+            head = f"id: {self._place}\ndata: ".encode() if self._ids else b"data: "
+            await self.write(head + data + b"\n\n")
 
     @asynccontextmanager
     async def whole(self, request_id: str) -> AsyncIterator[None]:
@@ -95,5 +131,5 @@ class Events(Body):
         except Exception as error:
             if not self.started:
                 raise
-            await self.send(from_exception(error).body(request_id))
+            await self.write(b"data: " + from_exception(error).body(request_id) + b"\n\n")
             await self.finish()

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from adapters.chunk import Payload
+from broker.client import RequestStream
+from broker.gateway.metrics import Watch
+from broker.gateway.plan import TranscriptPlan
+from broker.gateway.sse import Events, Reader
 from broker.gateway.usage import heard_tokens
 
 
@@ -24,6 +29,8 @@ class Segment(msgspec.Struct, kw_only=True):
     compression_ratio: float = 0.0
     no_speech_prob: float = 0.0
 
+
+_encode = msgspec.json.Encoder().encode
 
 #: What an engine may say of a segment besides its text and times.
 _EXTRA = ("seek", "tokens", "temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
@@ -97,6 +104,50 @@ class Transcript:
         """WebVTT subtitles (https://www.w3.org/TR/webvtt1/)."""
         cues = (f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{_cue(s.text)}\n\n" for s in self.segments)
         return "WEBVTT\n\n" + "".join(cues)
+
+
+async def respond(
+    reader: Reader, plan: TranscriptPlan, stream: RequestStream, watch: Watch
+) -> web.StreamResponse:
+    """Sends the text as events, a segment each."""
+    transcript = Transcript(plan.seconds, plan.language)
+    events = Events(reader)
+    async with events.whole(plan.id):
+        async for _, payload in stream:
+            delta = transcript.add(payload)
+            if delta:
+                await events.send(_encode({"type": "transcript.text.delta", "delta": delta}))
+        done = {"type": "transcript.text.done", "text": transcript.text, "usage": transcript.tokens()}
+        watch.done()
+        await events.send(_encode(done))
+    return events.response
+
+
+async def whole(plan: TranscriptPlan, stream: RequestStream, watch: Watch) -> web.Response:
+    """The transcript in the form that the caller wanted."""
+    transcript = Transcript(plan.seconds, plan.language)
+    async for _, payload in stream:
+        transcript.add(payload)
+    watch.done()
+    match plan.format:
+        case "json":
+            return _json({"text": transcript.text, "usage": transcript.duration()})
+        case "verbose_json":
+            return _json(transcript.verbose(segments=plan.segments))
+        case "srt":
+            return _text(transcript.srt(), "application/x-subrip")
+        case "vtt":
+            return _text(transcript.vtt(), "text/vtt")
+        case _:
+            return _text(transcript.text + "\n", "text/plain")
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=_encode(body), content_type="application/json")
+
+
+def _text(body: str, content_type: str) -> web.Response:
+    return web.Response(text=body, content_type=content_type, charset="utf-8")
 
 
 def _cue(text: str) -> str:

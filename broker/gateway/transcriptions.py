@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 from aiohttp import BodyPartReader, web
 
-from broker.client import RequestStream
 from broker.gateway import media
+from broker.gateway.answering import answer
 from broker.gateway.context import Call, Context
 from broker.gateway.errors import ApiError, from_decoding
 from broker.gateway.models import Model
+from broker.gateway.plan import TranscriptPlan
 from broker.gateway.schemas import TranscriptionForm
-from broker.gateway.sse import Events
-from broker.gateway.transcript import Transcript
 from pipelines.graph import Endpoint
 
 MAX_FIELD = 64 * 1024  #: bytes of a form field that is no file
 MAX_FIELDS = 32
-
-_encode = msgspec.json.Encoder().encode
 
 
 class Transcriptions:
@@ -28,28 +27,26 @@ class Transcriptions:
         self._context = context
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answers one request. Its request at the broker ends with it, however it ends."""
+        """Answers one call."""
         form, data = await self._read(request)
-        model = self._context.link.model(form.model)
+        model = await self._context.link.accepting(form.model)
         endpoint = model.endpoint("transcriptions")
         if form.stream and form.response_format not in ("json", "text"):
             raise ApiError("a stream needs response_format json or text", "response_format")
         samples = await media.decode(data, "file", max_s=self._context.settings.max_audio_s)
-        watch = self._context.metrics.watch(model.name)
-        call = _call(model, endpoint, form, samples)
-        transcript = Transcript(len(samples) / media.SAMPLE_RATE, form.language)
-        stream = await self._context.submit(call)
-        try:
-            if form.stream:
-                response = await self._events(request, stream, transcript)
-            else:
-                async for _, payload in stream:
-                    transcript.add(payload)
-                response = _whole(form, transcript)
-            watch.done()
-            return response
-        finally:
-            stream.abort()
+        granular = form.timestamp_granularities
+        plan = TranscriptPlan(
+            id=request["id"],
+            model=model.name,
+            created=int(time.time()),
+            tenant=request["tenant"],
+            stream=form.stream,
+            seconds=len(samples) / media.SAMPLE_RATE,
+            language=form.language,
+            format=form.response_format,
+            segments=granular is msgspec.UNSET or "segment" in granular,
+        )
+        return await answer(self._context, request, _call(model, endpoint, form, samples), plan)
 
     async def _read(self, request: web.Request) -> tuple[TranscriptionForm, bytes]:
         """The form's fields and the file, neither larger than allowed."""
@@ -80,19 +77,6 @@ class Transcriptions:
         if data is None:
             raise ApiError("file is required", "file")
         return form, data
-
-    async def _events(
-        self, request: web.Request, stream: RequestStream, transcript: Transcript
-    ) -> web.StreamResponse:
-        events = Events(request, self._context.settings.stall_s)
-        async with events.whole(request["id"]):
-            async for _, payload in stream:
-                delta = transcript.add(payload)
-                if delta:
-                    await events.send(_encode({"type": "transcript.text.delta", "delta": delta}))
-            done = {"type": "transcript.text.done", "text": transcript.text, "usage": transcript.tokens()}
-            await events.send(_encode(done))
-        return events.response
 
 
 def _add(fields: dict[str, str | list[str]], name: str, value: str) -> None:
@@ -125,27 +109,5 @@ def _call(model: Model, endpoint: Endpoint, form: TranscriptionForm, samples: ob
         given={endpoint.input: [{"messages": [], "audio": [samples]}]},
         params={model.pipeline.outputs[output]: params} if params else {},
         has=["audio"],
+        deadline_s=form.timeout_s,
     )
-
-
-def _whole(form: TranscriptionForm, transcript: Transcript) -> web.Response:
-    match form.response_format:
-        case "json":
-            return _json({"text": transcript.text, "usage": transcript.duration()})
-        case "verbose_json":
-            granular = form.timestamp_granularities
-            return _json(transcript.verbose(segments=granular is msgspec.UNSET or "segment" in granular))
-        case "srt":
-            return _text(transcript.srt(), "application/x-subrip")
-        case "vtt":
-            return _text(transcript.vtt(), "text/vtt")
-        case _:
-            return _text(transcript.text + "\n", "text/plain")
-
-
-def _json(body: object) -> web.Response:
-    return web.Response(body=_encode(body), content_type="application/json")
-
-
-def _text(body: str, content_type: str) -> web.Response:
-    return web.Response(text=body, content_type=content_type, charset="utf-8")

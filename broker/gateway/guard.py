@@ -1,0 +1,100 @@
+"""What stands before every handler: ids, keys, bounds, and an error body for whatever goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from broker.gateway.context import Context
+from broker.gateway.errors import ApiError, from_exception
+
+log = logging.getLogger("gateway")
+
+PROBES = ("/health", "/ready")  #: always answered, whoever asks and however much there is to do
+
+
+def make_guard(context: Context) -> Middleware:
+    """The middleware that names each request, lets it in, counts it, and gives every failure an error body.
+
+    The id is always our own: a caller's `x-request-id` names nothing here, so two callers may send the same.
+    """
+    doors = Doors(context)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request["id"] = secrets.token_hex(12)
+        request["started"] = time.perf_counter()
+        status = "disconnected"
+        try:
+            with doors.enter(request):
+                response = await handler(request)
+            status = str(response.status)
+        except ConnectionError:
+            # The client has gone, or was cut off. This goes nowhere, but aiohttp logs what is raised instead.
+            response = web.Response(status=499)
+        except Exception as error:
+            failure = _failure(error)
+            response = web.Response(
+                body=failure.body(request["id"]),
+                status=failure.status,
+                content_type="application/json",
+                headers=failure.headers(),
+            )
+            status = str(failure.status)
+        finally:
+            endpoint = request.match_info.route.resource
+            path = endpoint.canonical if endpoint is not None else "other"
+            context.metrics.answers.labels(path, status).inc()
+            if log.isEnabledFor(logging.DEBUG):
+                elapsed = time.perf_counter() - request["started"]
+                log.debug("%s %s %s %s in %.3f s", request["id"], request.method, path, status, elapsed)
+        return response
+
+    return guard
+
+
+class Doors:
+    """Decides from a request's head alone whether it may come in: nothing of its body has been read."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._inside = 0
+
+    @contextmanager
+    def enter(self, request: web.Request) -> Iterator[None]:
+        """Around a request's handling. Raises ApiError: 401 without a key, 415 for what is compressed, 429 or 503 without room."""
+        if request.path in PROBES:
+            yield
+            return
+        request["tenant"] = self._context.keys.tenant(request.headers)
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise ApiError("compressed bodies are not taken: send it as it is", status=415, code="compressed")
+        most = self._context.settings.max_open
+        if self._inside >= most:
+            raise ApiError(
+                f"this gateway handles {most} requests already",
+                status=503,
+                code="overloaded",
+                retry_after_s=1.0,
+            )
+        if request.method == "POST":
+            self._context.link.refuse_if_all_busy()
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+
+def _failure(error: Exception) -> ApiError:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return ApiError("the body is too large", status=413, code="too_large")
+    if isinstance(error, web.HTTPException):
+        return ApiError(error.reason, status=error.status, code=error.reason.lower().replace(" ", "_"))
+    return from_exception(error)
