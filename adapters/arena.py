@@ -30,10 +30,10 @@ from adapters import tensor as codec
 from adapters.disk import PLACE, DiskStore
 from adapters.handle import AdapterError, ArenaFull, BlockId, Handle
 from adapters.reader import Reader
+from adapters.room import ceiling as usual_ceiling
 from adapters.segment import OWNER, RUN, Segment, block_size, shm_dir
 
 MIB = 1 << 20
-CEILING = 1024 * MIB  #: bytes that one process may hold in segments
 FIRST_SEGMENT = 8 * MIB  #: a container's /dev/shm has 64 MiB, and each producer wants some of it
 LARGEST_SEGMENT = 256 * MIB  #: a larger tensor gets a segment of its own
 
@@ -61,7 +61,7 @@ class SharedMemory:
         *,
         owner: str | None = None,
         folder: Path | None = None,
-        ceiling: int = CEILING,
+        ceiling: int | None = None,
         first_segment: int = FIRST_SEGMENT,
         store: DiskStore | None = None,
     ) -> None:
@@ -71,7 +71,7 @@ class SharedMemory:
             run: The broker run's nonce, 16 hex digits.
             owner: 8 to 32 hex digits, drawn at random unless given.
             folder: Where segments live; by default ``OMNI_SHM_DIR`` or /dev/shm.
-            ceiling: Bytes that all segments together may take.
+            ceiling: Bytes that all segments together may take; by default see :func:`adapters.room.ceiling`.
             first_segment: Bytes of the first segment.
             store: Where tensors go that have to outlive us or have no room, and where such are read.
         """
@@ -80,7 +80,7 @@ class SharedMemory:
             raise ValueError(f"run {run!r} or owner {owner!r} is not made of hex digits (16, and 8 to 32)")
         self.folder = folder or shm_dir()
         self.prefix = f"omni-{run}-{owner}-"  #: how the names of our segments start
-        self.ceiling = ceiling
+        self.ceiling = usual_ceiling(self.folder) if ceiling is None else ceiling
         self.store = store
         self.reader = Reader(self.folder, store=store)
         self._numbers = itertools.count()
@@ -232,7 +232,9 @@ class SharedMemory:
     def _grow(self, need: int) -> Segment:
         need = -(-need // _PAGE) * _PAGE
         if need > self.ceiling:
-            error = ArenaFull(f"a tensor of {need:,} bytes exceeds the arena's ceiling of {self.ceiling:,}")
+            error = ArenaFull(
+                f"a tensor of {need:,} bytes exceeds the arena's ceiling of {self.ceiling:,}; see OMNI_SHM_MB"
+            )
             error.retryable = False
             raise error
         size = max(need, min(self._next_size, self._left()))

@@ -22,7 +22,12 @@ def is_locked(path: Path) -> bool:
     if fd is None:
         return False
     try:
-        return not try_lock(fd)
+        # Shared, so that two who look at the same time don't take each other for the owner.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
     finally:
         os.close(fd)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from broker import shadow
-from broker.commands import models
+from broker.commands import models, shm
 from broker.commands.ask import ask
 from broker.commands.common import USAGE, say
 from broker.commands.keys import keys
@@ -44,6 +44,7 @@ def _options(
 for _command in (start, status, ask, stop, keys):
     app.command()(_command)
 app.add_typer(models.app, name="models")
+app.add_typer(shm.app, name="shm")
 
 
 def main() -> None:

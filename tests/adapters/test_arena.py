@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -234,19 +233,9 @@ def test_a_forked_child_can_neither_write_nor_remove_the_parents_arena(
     assert (arena.get(handle, lambda block: None) == 1).all()
 
 
-@pytest.fixture
-def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MiB."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-
-
 def test_full_tmpfs_is_an_error_not_a_signal_and_works_again_with_space(tiny_tmpfs: Path) -> None:
     ballast = tiny_tmpfs / "ballast"
-    with SharedMemory(RUN, folder=tiny_tmpfs) as arena:
+    with SharedMemory(RUN, folder=tiny_tmpfs, ceiling=1024 * MIB) as arena:
         with pytest.raises(ArenaFull, match="no space") as caught:
             arena.put(np.zeros(300 * MIB, np.uint8))
         assert caught.value.retryable

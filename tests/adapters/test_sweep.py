@@ -46,7 +46,7 @@ def kill(pid: int) -> None:
 def test_living_owners_keep_their_segments(arena: SharedMemory) -> None:
     arena.put(np.zeros(10))
     (listed,) = segments()
-    assert (listed.owner_alive, listed.run_alive, listed.bytes) == (True, False, 8 << 20)
+    assert (listed.owner_alive, listed.run, listed.run_state, listed.bytes) == (True, RUN, "alive", 8 << 20)
     assert sweep() == []
     assert segments() == [listed]
 
