@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from adapters.chunk import Payload
 from tests.engines.helpers import collect, stage, started, stream, until
 from workers.engine import ItemError, Job
 from workers.engines.vllm import VllmEngine
-from workers.engines.vllm_thread import EXIT_ENGINE_DEAD
+from workers.engines.vllm_thread import EXIT_ENGINE_DEAD, Delta
 
 pytestmark = [pytest.mark.models, pytest.mark.asyncio(loop_scope="module")]
 
@@ -29,7 +29,8 @@ STORY = "Tell me a short story about a fox and a bear who share one umbrella."
 async def engine() -> AsyncIterator[VllmEngine]:
     settings: dict[str, Any] = {
         "model": "smollm2-135m-instruct",
-        "options": {"max_model_len": CONTEXT, "kv_cache_gib": 0.5},
+        # So few tokens a step that long prompts are read in several.
+        "options": {"max_model_len": CONTEXT, "kv_cache_gib": 0.5, "max_num_batched_tokens": 128},
     }
     async with started(VllmEngine(stage("vllm", **settings), device="cpu")) as engine:
         yield engine
@@ -184,12 +185,46 @@ async def test_an_answer_goes_on_after_a_break_as_if_there_were_none(engine: Vll
             assert rest[-1] | {"text": "", "token_ids": []} == whole[-1] | {"text": "", "token_ids": []}
 
 
-async def test_a_sampled_rest_keeps_what_is_out_and_depends_on_the_seed_alone(engine: VllmEngine) -> None:
-    sampled: dict[str, Any] = {"temperature": 1.0, "max_tokens": 24}
-    whole = await collect(engine, ask(STORY, **sampled))
-    rests = [await collect(engine, ask(STORY, resumed=whole[:9], **sampled)) for _ in range(2)]
-    assert text_of(rests[0]) == text_of(rests[1])
-    assert rests[0][-1]["completion_tokens"] <= 24
+@pytest.mark.parametrize("sampled", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "top_k": 40}])
+async def test_a_sampled_answer_goes_on_after_a_break_with_the_same_draws(
+    engine: VllmEngine, sampled: dict[str, Any]
+) -> None:
+    params: dict[str, Any] = {"max_tokens": 40, "repetition_penalty": 1.1, **sampled}
+    wholes = [await collect(engine, ask(STORY, seed=seed, **params)) for seed in range(4)]
+    assert len(set(map(text_of, wholes))) == 4
+    for cut in (1, 9, 20):
+        work = [ask(STORY, seed=seed, resumed=whole[:cut], **params) for seed, whole in enumerate(wholes)]
+        rests = await asyncio.gather(*(collect(engine, each) for each in work))  # in other company too
+        assert [text_of(whole[:cut] + rest) for whole, rest in zip(wholes, rests, strict=True)] == [
+            text_of(whole) for whole in wholes
+        ]
+
+
+async def test_a_sampled_answer_to_a_prompt_that_takes_several_steps(engine: VllmEngine) -> None:
+    long = "Well, " * 150 + STORY
+    params: dict[str, Any] = {"temperature": 1.0, "max_tokens": 12}
+    alone = await collect(engine, ask(long, **params))
+    both = await asyncio.gather(*(collect(engine, ask(text, **params)) for text in (STORY, long)))
+    assert text_of(both[1]) == text_of(alone)
+    rest = await collect(engine, ask(long, resumed=alone[:4], **params))
+    assert text_of(alone[:4] + rest) == text_of(alone)
+
+
+async def test_a_resumed_answer_reads_what_is_out_and_writes_only_the_rest(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await collect(engine, ask(STORY, max_tokens=40, ignore_eos=True))
+    left: list[int] = []
+    generate = engine.vllm.generate
+
+    def counted(prompt: list[int], params: Any) -> AsyncGenerator[Delta, None]:
+        left.append(params.max_tokens)
+        return generate(prompt, params)
+
+    monkeypatch.setattr(engine.vllm, "generate", counted)
+    for cut in (10, len(whole)):
+        await collect(engine, ask(STORY, resumed=whole[:cut], max_tokens=40, ignore_eos=True))
+    assert left == [40 - len(tokens_of(whole[:10]))]  # and none for an answer that is whole
 
 
 async def test_transcripts_stand_in_for_clips(engine: VllmEngine) -> None:

@@ -1,11 +1,9 @@
 """Engine ``vllm``: text to text, with vLLM's continuous batching.
 
 What a resumed answer guarantees: the tokens that are already out stay, and the text goes on from the very
-letter. With temperature 0 the rest is what the undisturbed run would have written, up to the rounding of a
-prompt that is read in one pass and not token by token, which can only decide between two words that are
-equally likely. A sampled rest is a valid continuation of what is out, but not the one that the undisturbed
-run would have drawn: vLLM can't take up a random generator in the middle. It is the same for the same seed
-and the same break.
+letter. The rest is what the undisturbed run would have written, greedy or sampled (a token's draw depends on
+the seed and its place alone: :mod:`workers.engines.vllm_draws`), up to the rounding of a prompt that is read
+in one pass and not token by token, which can only decide between two words that are equally likely.
 """
 
 from __future__ import annotations
@@ -162,7 +160,7 @@ class VllmEngine:
         try:
             return SamplingParams(
                 **{**self._defaults, **chosen},
-                seed=(seed + written) & _SEEDS,
+                seed=seed & _SEEDS,
                 max_tokens=limit - written,
                 min_tokens=max(0, params.min_tokens - written),
                 ignore_eos=params.ignore_eos,

@@ -36,7 +36,11 @@ def build(stage: Stage, options: VllmOptions, device: str) -> Any:
         arguments = EngineArgs(**engine_args(stage, options, device, str(model)))
     except TypeError as error:
         raise ValueError(f"options.engine_args: {error}") from error
-    return LLMEngine.from_engine_args(arguments)
+    from workers.engines.vllm_draws import draw_by_place
+
+    engine = LLMEngine.from_engine_args(arguments)
+    engine.collective_rpc(draw_by_place)
+    return engine
 
 
 def set_environment(stage: Stage, device: str, *, offline: bool) -> None:
