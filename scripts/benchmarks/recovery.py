@@ -35,10 +35,10 @@ EMPTY_S = 30.0  #: after the last answer the broker's tables are empty within th
 def body(pipeline: str, number: int) -> dict[str, Any]:
     """The n-th request of a pipeline. Every second one is stored, so that its caller may leave."""
     text = " ".join(f"w{number}-{word}" for word in range(10 + 4 * number))
-    own: dict[str, Any] = {
-        "echo": {"sampling_params_list": [{"chunk_sleep_s": 0.08}]},
+    own: dict[str, dict[str, Any]] = {
+        "echo": {"sampling_params_list": [{"chunk_sleep_s": 0.08}, None, None, None]},
         "voice": {"temperature": 0, "max_tokens": 48, "ignore_eos": True},
-    }[pipeline]
+    }
     return {
         "model": pipeline,
         "messages": [{"role": "user", "content": text if pipeline == "echo" else question(number)}],
@@ -47,7 +47,7 @@ def body(pipeline: str, number: int) -> dict[str, Any]:
         "seed": number,
         "stream": True,
         "store": number % 2 == 0,
-        **own,
+        **own[pipeline],
     }
 
 
@@ -166,7 +166,7 @@ class Load:
 
 
 def difference(outcome: Outcome, whole: Answer) -> str:
-    """How an answer differs from the undisturbed one: "", "flip" (a greedy text took another turn), or in words."""
+    """How it differs from the undisturbed one: "", "flip" (a greedy text took another turn), or in words."""
     answer = outcome.answer
     if answer is None or answer == whole:
         return ""
