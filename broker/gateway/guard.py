@@ -68,7 +68,10 @@ class Doors:
 
     @contextmanager
     def enter(self, request: web.Request) -> Iterator[None]:
-        """Around a request's handling. Raises ApiError: 401 without a key, 415 for what is compressed, 429 or 503 without room."""
+        """Around a request's handling.
+
+        Raises ApiError: 401 without a key, 415 for a compressed body, 429 or 503 without room.
+        """
         if request.path in PROBES:
             yield
             return
