@@ -114,8 +114,11 @@ class RequestStream:
         self._close(Forget(self.tag) if self.ended else Abort(self.tag))
 
     def abort(self) -> None:
-        """The caller wants no more. Idempotent, like the other two; no await, so it works in any clean-up."""
-        self.done()
+        """The caller wants no more, not even a stored request's answer later.
+
+        Idempotent, like the other two; no await, so it works in any clean-up.
+        """
+        self._close(Abort(self.tag))
 
     def leave(self) -> None:
         """The caller goes and may come back, with :meth:`broker.client.Client.attach`.
