@@ -74,8 +74,8 @@ def sweep_(
         )
     if kept and force:
         say(
-            f"warning: with {_count(len(kept), 'kept run')}; unfinished requests lose what they had in shared "
-            "memory, and fail if they need it when their broker comes back"
+            f"warning: with {_count(len(kept), 'kept run')}; unfinished requests lose what they had in "
+            "shared memory, and fail if they need it when their broker comes back"
         )
     swept = sweep(kept=force)
     total = sum(item.bytes for item in swept)
