@@ -18,6 +18,7 @@ from broker.gateway.models import Model
 from broker.gateway.params import StageParams
 from broker.gateway.plan import AnyPlan, encode, request_name
 from broker.gateway.settings import Settings
+from broker.protocol import Timing
 
 T = TypeVar("T")
 
@@ -90,19 +91,22 @@ async def together(*work: Any) -> None:
         tasks.clear()
 
 
-def stage_metrics(stream: RequestStream) -> dict[str, Any]:
-    """The stages' timings of a finished request, in seconds since the broker accepted it."""
+def stage_times(timings: list[Timing]) -> dict[str, dict[str, float]]:
+    """The stages' timings of a request, in seconds since the broker accepted it; -1: never happened."""
     return {
-        "stage_metrics": {
-            timing.stage: {
-                "queued_s": timing.queued,
-                "started_s": timing.started,
-                "first_chunk_s": timing.first_chunk,
-                "last_chunk_s": timing.last_chunk,
-                "ended_s": timing.ended,
-                "chunks": timing.chunks,
-                "attempts": timing.attempts,
-            }
-            for timing in stream.timings
+        timing.stage: {
+            "queued_s": timing.queued,
+            "started_s": timing.started,
+            "first_chunk_s": timing.first_chunk,
+            "last_chunk_s": timing.last_chunk,
+            "ended_s": timing.ended,
+            "chunks": timing.chunks,
+            "attempts": timing.attempts,
         }
+        for timing in timings
     }
+
+
+def stage_metrics(stream: RequestStream) -> dict[str, Any]:
+    """The field `metrics` of a finished request's answer."""
+    return {"stage_metrics": stage_times(stream.timings)}

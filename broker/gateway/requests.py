@@ -16,12 +16,12 @@ from aiohttp import web
 from broker.client import BrokerError, RequestStream
 from broker.gateway import plan as plans
 from broker.gateway.answering import attended, reader_of, stream_to, whole
-from broker.gateway.context import Context
+from broker.gateway.context import Context, stage_times
 from broker.gateway.errors import ApiError, from_broker
 from broker.gateway.metrics import Unwatched
 from broker.gateway.places import Place
 from broker.gateway.plan import AnyPlan
-from broker.protocol import Error
+from broker.protocol import Error, Timing
 
 _ID = re.compile(r"[0-9a-f]{24}")
 
@@ -136,6 +136,6 @@ def _choice(index: int, report: Report) -> dict[str, Any]:
         "status": report["state"],
         "age_s": report["age_s"],
         "outputs": report["outputs"],
-        "stages": report["stages"],
+        "stages": stage_times(msgspec.convert(report["stages"], list[Timing])),
         "error": error and {"message": error["message"], "code": error["type"], "stage": error["stage"]},
     }

@@ -94,7 +94,8 @@ class Stack:
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Starts ``python -P -m ...`` with its output in the folder."""
-        env = {**os.environ, "OMNI_SHM_DIR": str(self.shm), "OMNI_RUN_DIR": str(self.folder / "run")}
+        folders = {"OMNI_SHM_DIR": "shm", "OMNI_RUN_DIR": "run", "OMNI_STATE_DIR": "state"}
+        env = {**os.environ, **{name: str(self.folder / sub) for name, sub in folders.items()}}
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", *arguments], stdout=log, stderr=log, env=env
@@ -104,12 +105,16 @@ class Stack:
 
     def start_gateway(self, *options: str) -> None:
         """Starts the gateway on a free port and waits until it listens."""
-        arguments = ("broker.gateway", "--port", "0", "--address", self.address, *options)
-        self.start("gateway", *arguments)
-        log = self.folder / "gateway.log"
-        until(lambda: "listening on" in log.read_text(), "the gateway to listen")
-        self.url = log.read_text().partition("listening on ")[2].split()[0]
+        self.url = self.another_gateway("gateway", *options)
         self.port = int(self.url.rpartition(":")[2])
+
+    def another_gateway(self, name: str, *options: str) -> str:
+        """Starts a gateway beside others, and waits until it listens. Returns its URL."""
+        log = self.folder / f"{name}.log"
+        log.write_text("")
+        self.start(name, "broker.gateway", "--port", "0", "--address", self.address, *options)
+        until(lambda: "listening on" in log.read_text(), "the gateway to listen")
+        return log.read_text().partition("listening on ")[2].split()[0]
 
     def start_broker(self) -> None:
         """Starts the broker."""
