@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from adapters.segment import shm_dir
 from adapters.sweep import segments
 from broker.client import BrokerError, Client
 from scripts.benchmarks.hops import free_port
 
+PREFIX = "omni-bench-"
 START_S = 300.0  #: the models of `voice` take up to a minute on two cores
 STOP_S = 90.0
 GONE_S = 5.0
@@ -59,14 +61,15 @@ class House:
     """What one `omni-broker start` runs, and where.
 
     Args:
-        folder: Short, since sockets' paths are.
+        folder: Short, since sockets' paths are; on a disk, where there is one.
+        shared: For shared memory.
         options: Of `omni-broker start`, without the port.
     """
 
-    def __init__(self, folder: Path, options: Sequence[str]) -> None:
-        self.folder = folder
-        self.run_dir, self.state_dir, self.shm_dir = (folder / sub for sub in ("run", "state", "shm"))
-        for sub in (self.run_dir, self.state_dir, self.shm_dir):
+    def __init__(self, folder: Path, shared: Path, options: Sequence[str]) -> None:
+        self.folder, self.shm_dir = folder, shared
+        self.run_dir, self.state_dir = folder / "run", folder / "state"
+        for sub in (self.run_dir, self.state_dir):
             sub.mkdir(mode=0o700)
         self.address = f"ipc://{self.run_dir}"
         self.url = f"http://127.0.0.1:{(port := free_port())}"
@@ -193,8 +196,11 @@ class House:
 @asynccontextmanager
 async def house(options: Sequence[str]) -> AsyncIterator[House]:
     """A house that is ready; nothing of it runs afterwards, and its folder is removed."""
-    with tempfile.TemporaryDirectory(prefix="omni-bench-", ignore_cleanup_errors=True) as folder:
-        home = House(Path(folder), options)
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix=PREFIX, dir=shm_dir(), ignore_cleanup_errors=True) as shared,
+    ):
+        home = House(Path(folder), Path(shared), options)
         try:
             await home.start()
             yield home
