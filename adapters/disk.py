@@ -175,6 +175,8 @@ class DiskStore:
         except asyncio.CancelledError:
             future.add_done_callback(clean)
             raise
+        finally:
+            del future  # else an error's traceback and the future keep each other, and what `work` looked at
 
     # --- files
 
