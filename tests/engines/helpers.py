@@ -27,9 +27,9 @@ def stream(payloads: Iterable[Payload]) -> Stream:
     return Stream(list(payloads), closed=True)
 
 
-def job(*payloads: Payload, seed: int = 1, attempt: int = 1, **params: Any) -> Job:
+def job(*payloads: Payload, seed: int = 1, attempt: int = 1, emitted: int = 0, **params: Any) -> Job:
     """A job with one finished input."""
-    return Job("test", {"producer": stream(payloads)}, params, seed, attempt=attempt)
+    return Job("test", {"producer": stream(payloads)}, params, seed, attempt=attempt, emitted=emitted)
 
 
 async def collect(engine: Engine, work: Job, into: list[Payload] | None = None) -> list[Payload]:

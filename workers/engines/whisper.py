@@ -2,6 +2,10 @@
 
 A model call takes a second and more and can't be stopped, so all of them run on one thread, one segment at a
 time: jobs take turns, and a cancel waits for one segment at most.
+
+The model reads a clip in windows of up to 30 s, and a window's segments come out of one pass. A new attempt
+skips the clips that are done, begins with the window that was in hand, and drops those of its segments that
+are out. So at most one window is heard again.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +33,9 @@ SAMPLE_RATE = 16_000
 #: A clip below this is too short for a word.
 SHORTEST_S = 0.1
 
+#: Of the model's seek positions.
+FRAMES_PER_S = 100
+
 T = TypeVar("T")
 Clip = NDArray[np.float32]
 
@@ -41,10 +48,20 @@ class WhisperParams(msgspec.Struct, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0  #: above 0 another attempt may hear other words
 
 
+class Heard(NamedTuple):
+    """Where a new attempt goes on."""
+
+    clip: int  #: the first one that is not done
+    segments: int = 0  #: of it that are out
+    window: int = 0  #: where to begin in it, in frames of its speech
+    before: int = 0  #: its segments before that window
+    language: str | None = None  #: of it, as far as it is known
+
+
 class WhisperEngine:
     """Clips in, their segments out: {"index", "text", "start", "end", "language"}, and a "done" per clip."""
 
-    resumes = False
+    resumes = True
     _model: Any
 
     def __init__(self, stage: Stage, *, device: str) -> None:
@@ -77,12 +94,15 @@ class WhisperEngine:
         """Transcribes the clips of a job one after the other."""
         params = checked(job.params, WhisperParams)
         language = self._language(params.language)
+        begin = heard(job)
         index = 0
         for stream in job.inputs.values():
             async for payload in stream:
                 for clip in clips_of(payload):
-                    async for part in self._clip(clip, language, params):
-                        yield {"index": index, **part}
+                    if index >= begin.clip:
+                        known = begin if index == begin.clip else Heard(index)
+                        async for part in self._clip(job, clip, params, known.language or language, known):
+                            yield {"index": index, **part}
                     index += 1
 
     def _language(self, wanted: str | None) -> str | None:
@@ -93,21 +113,34 @@ class WhisperEngine:
             raise ItemError(message, status=400, param="language")
         return language
 
-    async def _clip(self, clip: Clip, language: str | None, params: WhisperParams) -> AsyncIterator[Payload]:
-        """A clip's payloads, less its index."""
+    async def _clip(
+        self, job: Job, clip: Clip, params: WhisperParams, language: str | None, begin: Heard
+    ) -> AsyncIterator[Payload]:
+        """A clip's payloads that are not out, less its index."""
         duration = len(clip) / SAMPLE_RATE
         if duration >= SHORTEST_S:
-            segments, language = await self._in_thread(self._begin, clip, language, params)
+            segments, language = await self._in_thread(self._begin, clip, params, language, begin.window)
+            number, window = begin.before, begin.window
             while (segment := await self._in_thread(next, segments, None)) is not None:
-                yield {
-                    "text": segment.text,
-                    "start": float(segment.start),
-                    "end": min(float(segment.end), duration),
-                    "language": language,
-                }
+                if segment.seek != window:
+                    window = segment.seek
+                    if (
+                        number
+                    ):  # the prompt counts until there is a segment, so only then is this a fresh start
+                        job.checkpoint({"clip": begin.clip, "window": window, "before": number})
+                number += 1
+                if number > begin.segments:
+                    yield {
+                        "text": segment.text,
+                        "start": float(segment.start),
+                        "end": min(float(segment.end), duration),
+                        "language": language,
+                    }
         yield {"text": "", "done": True, "language": language or "", "duration": duration}
 
-    def _begin(self, clip: Clip, language: str | None, params: WhisperParams) -> tuple[Iterator[Any], str]:
+    def _begin(
+        self, clip: Clip, params: WhisperParams, language: str | None, window: int
+    ) -> tuple[Iterator[Any], str]:
         segments, info = self._model.transcribe(
             clip,
             language=language,
@@ -117,10 +150,26 @@ class WhisperEngine:
             vad_filter=True,  # in silence the model hears words that nobody said
             condition_on_previous_text=False,  # else one slip is repeated to the clip's end
         )
+        if window:
+            # The segments are computed as they are asked for, by these options. As an argument of transcribe
+            # the place would switch the filter off.
+            info.transcription_options.clip_timestamps = [window / FRAMES_PER_S]
+            info.transcription_options.initial_prompt = None
         return iter(segments), info.language
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+
+def heard(job: Job) -> Heard:
+    """What earlier attempts have done of a job."""
+    clip = sum("done" in payload for payload in job.resumed)
+    out = [payload for payload in job.resumed if payload["index"] == clip]
+    language = out[-1]["language"] if out else None
+    state = job.resume_state or {}
+    if state.get("clip") == clip and state["before"] <= len(out):
+        return Heard(clip, len(out), state["window"], state["before"], language)
+    return Heard(clip, len(out), language=language)
 
 
 def clips_of(payload: Payload) -> list[Clip]:
