@@ -142,7 +142,7 @@ class Door:
         return key == self._keys.client
 
     def secure(self, socket: zmq.Socket[bytes]) -> None:
-        """For a socket that will be bound to TCP."""
+        """For a socket that will be bound to TCP. What it is bound to already stays as it is."""
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN.encode())
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # with the door closed nobody comes in, not everybody
         socket.setsockopt(zmq.CURVE_SERVER, 1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +29,14 @@ def worker(  # noqa: PLR0917 - the options of a command line
         str | None,
         typer.Option(help="The broker: ipc:///folder or tcp://host:port. Default: the one on this machine."),
     ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of keys for a broker at tcp://, see `omni-broker keys`.",
+            envvar="OMNI_KEYS",
+            file_okay=False,
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="What to run on: cpu, cuda:0, ...")] = "cpu",
     patience: Annotated[
         float, typer.Option(help="Seconds to wait for a broker that does not answer.")
@@ -41,6 +51,8 @@ def worker(  # noqa: PLR0917 - the options of a command line
     from broker.address import AddressError
     from workers.guardian import Guardian, GuardianError
 
+    if keys is not None:
+        os.environ["OMNI_KEYS"] = str(keys.absolute())  # the engine's process needs them too
     logging.basicConfig(level=log_level, format="%(message)s", stream=sys.stderr)
     try:
         asyncio.run(Guardian(stage, pipeline, broker, device).run(patience))

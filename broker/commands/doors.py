@@ -1,0 +1,58 @@
+"""What `omni-broker start` is told of who may come in, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from broker.address import AddressError, endpoints
+
+API_KEY_VARIABLE = "OMNI_API_KEY"
+_HOST = re.compile(r"\.?[^\s/*@,:.-][^\s/*@,]*")
+
+
+def use_keys(folder: Path | None) -> None:
+    """Makes this process and all that it starts use the keys of a folder."""
+    if folder is not None:
+        os.environ["OMNI_KEYS"] = str(folder.absolute())
+
+
+def check_listen(address: str | None) -> None:
+    """Raises AddressError for a ``--listen`` that can't be opened, or that would be open to anybody."""
+    if address is None:
+        return
+    if not address.startswith("tcp://"):
+        raise AddressError(f"--listen takes tcp://host:port, not {address!r}")
+    endpoints(address)
+    from broker.keys import Keys
+
+    keys = Keys.find()
+    if keys is not None:
+        keys.need_server()
+
+
+def api_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
+    """The lines of all API keys. Raises ApiKeysError for one that can't be used."""
+    from broker.gateway.keys import ApiKeys, read_lines
+
+    os.environ.pop(API_KEY_VARIABLE, None)  # the workers need not know it
+    ApiKeys.parse(given, "--api-key")
+    lines = [*given, *(read_lines(file) if file is not None else ())]
+    keys = ApiKeys.parse(lines, str(file) if file is not None and not given else "the API keys")
+    if file is not None and not keys:
+        from broker.gateway.keys import ApiKeysError
+
+        raise ApiKeysError(f"{file} holds no key: write `name key` or `key` in each line")
+    return tuple(lines) if keys else ()
+
+
+def media_options(hosts: list[str], private: bool) -> tuple[str, ...]:
+    """The gateway's options for links. Raises AddressError for what is no host."""
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise AddressError(
+                f"--allow-media-host {host!r}: name a host, or all hosts below one with .example.org"
+            )
+    options = [f"--allow-media-host={host}" for host in hosts]
+    return (*options, "--allow-media-private") if private else tuple(options)
