@@ -1,4 +1,4 @@
-"""``omni-broker``: start, status, ask, stop, keys, models."""
+"""``omni-broker``: start, status, ask, stop, keys, dead-letters, models, shm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from broker import shadow
-from broker.commands import models, shm
+from broker.commands import dead_letters, models, shm
 from broker.commands.ask import ask
 from broker.commands.common import USAGE, say
 from broker.commands.keys import keys
@@ -43,6 +43,7 @@ def _options(
 
 for _command in (start, status, ask, stop, keys):
     app.command()(_command)
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(models.app, name="models")
 app.add_typer(shm.app, name="shm")
 

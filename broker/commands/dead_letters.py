@@ -1,0 +1,142 @@
+"""`omni-broker dead-letters`: requests whose attempts are used up, kept with what they were given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from broker.commands.common import FAILED, errors_in_words, say
+from broker.commands.status import uptime
+
+if TYPE_CHECKING:
+    from broker.client import Client
+
+ALL = "all"
+
+app = typer.Typer(help="Look at requests that failed for good, and run them again.")
+
+Name = Annotated[str, typer.Argument(help="The request's name, as `list` shows it.")]
+Broker = Annotated[
+    str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _default(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_()
+
+
+@app.command("list")
+def list_(broker: Broker = None) -> None:
+    """List the dead letters, the oldest first; this is what `omni-broker dead-letters` does by itself."""
+    letters = _ask(broker, "list")["letters"]
+    if not letters:
+        typer.echo("no dead letters")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("name", "pipeline", "stage", box=None, pad_edge=False)
+    table.add_column("attempts", justify="right")
+    table.add_column("MiB", justify="right")
+    table.add_column("failed")
+    table.add_column("error")
+    for letter in letters:
+        table.add_row(
+            letter["name"],
+            letter["pipeline"],
+            letter["stage"] or "-",
+            str(letter["attempts"]),
+            f"{letter['bytes'] / 2**20:.1f}",
+            f"{uptime(letter['age_s'])} ago",
+            Text(letter["error"]),  # whatever it says, it is no markup
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a pipe has no width: don't cut lines for it
+    console.print(table)
+
+
+@app.command()
+def show(name: Name, broker: Broker = None) -> None:
+    """Show all that is known of one, as JSON: its error, its parameters, the sizes of what it was given."""
+    letter = _ask(broker, "show", name)["letter"]
+    typer.echo(json.dumps(letter, indent=2, ensure_ascii=False, default=_text))
+
+
+@app.command()
+def retry(name: Name, broker: Broker = None) -> None:
+    """Run one again with the same inputs and the same seed, and wait for its end.
+
+    Its outputs are kept for its caller for a while, under its name. Interrupted, it goes on.
+    """
+    with errors_in_words():
+        try:
+            asyncio.run(_retry(broker, name))
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+@app.command()
+def drop(
+    name: Annotated[str, typer.Argument(help="The request's name, or `all`.")], broker: Broker = None
+) -> None:
+    """Throw one away with its inputs, or all."""
+    dropped = _ask(broker, "drop", name)["dropped"]
+    if not dropped and name != ALL:
+        say(f"no dead letter {name!r}")
+        raise typer.Exit(FAILED)
+    typer.echo(f"dropped {dropped} dead letter{'' if dropped == 1 else 's'}")
+
+
+def _ask(broker: str | None, act: Literal["list", "show", "drop"], name: str = "") -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        from broker.client import Client
+
+        async with Client(broker, kind="cli") as client:
+            return await client.letters(act, name)
+
+    with errors_in_words():
+        return _checked(asyncio.run(ask()))
+
+
+async def _retry(broker: str | None, name: str) -> None:
+    from broker.client import Client
+
+    async with Client(broker, kind="cli") as client:
+        again = _checked(await client.letters("retry", name))["name"]
+        say(f"{again} runs again")
+        chunks, seconds = await _follow(client, again)
+    told = ", ".join(f"{count} of {output}" for output, count in chunks.items()) or "none"
+    typer.echo(f"{again} is done after {seconds:.1f} s; chunks: {told}")
+
+
+async def _follow(client: Client, name: str) -> tuple[dict[str, int], float]:
+    """Waits for a request's end: chunks of each output, and seconds. Raises BrokerError when it fails."""
+    begin = asyncio.get_running_loop().time()
+    stream = await client.attach(name)
+    try:
+        chunks = dict.fromkeys(stream.outputs, 0)
+        async for output, _ in stream:
+            chunks[output] += 1
+    finally:
+        stream.leave()  # its outputs are its caller's
+    return chunks, asyncio.get_running_loop().time() - begin
+
+
+def _checked(report: dict[str, Any]) -> dict[str, Any]:
+    """The broker's answer, unless it is an error: that ends the command."""
+    if "error" in report:
+        say(report["error"])
+        raise typer.Exit(FAILED)
+    return report
+
+
+def _text(value: object) -> str:
+    """Bytes in JSON."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
