@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from adapters.chunk import Payload
-from broker.client import RequestStream
+from broker.client import Client, RequestStream
 from broker.gateway.errors import from_decoding
 from broker.gateway.keys import ApiKeys
-from broker.gateway.link import BrokerLink
+from broker.gateway.link import BrokerLink, gone
 from broker.gateway.metrics import Metrics
 from broker.gateway.models import Model
 from broker.gateway.params import StageParams
@@ -21,6 +21,8 @@ from broker.gateway.settings import Settings
 from broker.protocol import Timing
 
 T = TypeVar("T")
+
+ACCEPT_S = 5.0  #: the broker says yes or no at once; one that does not is being restarted, or drowns
 
 _SEEDS = 2**63
 
@@ -35,8 +37,16 @@ class Context(msgspec.Struct, frozen=True):
 
     async def submit(self, call: Call, plan: AnyPlan, number: int) -> RequestStream:
         """Submits the ``number``-th choice of a call. Raises ApiError and BrokerError."""
-        seed = None if call.seed is None else (call.seed + number) % _SEEDS
         client = await self.link.reach()
+        try:
+            async with asyncio.timeout(ACCEPT_S):
+                return await self._submit(client, call, plan, number)
+        except TimeoutError:
+            raise gone() from None
+
+    @staticmethod
+    async def _submit(client: Client, call: Call, plan: AnyPlan, number: int) -> RequestStream:
+        seed = None if call.seed is None else (call.seed + number) % _SEEDS
         return await client.submit(
             call.model.name,
             outputs=call.outputs,

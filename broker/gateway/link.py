@@ -60,7 +60,7 @@ class BrokerLink:
     def client(self) -> Client:
         """The connection. Raises ApiError (503) while there is no broker."""
         if not self.up:
-            raise _gone()
+            raise gone()
         return self._client
 
     async def reach(self) -> Client:
@@ -68,7 +68,7 @@ class BrokerLink:
         deadline = time.monotonic() + PATIENCE_S
         while not self.up:
             if time.monotonic() > deadline:
-                raise _gone()
+                raise gone()
             await asyncio.sleep(LOOK_S)
         return self._client
 
@@ -119,7 +119,8 @@ class BrokerLink:
         return model
 
 
-def _gone() -> ApiError:
+def gone() -> ApiError:
+    """What a caller is told while no broker answers."""
     return ApiError("the broker does not answer", status=503, code="broker_gone", retry_after_s=1.0)
 
 

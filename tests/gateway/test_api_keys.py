@@ -1,109 +1,88 @@
-"""API keys: which headers let a caller in, and which files are taken."""
+"""Keys, where they are set: nobody without one comes in, and nobody sees what is another's."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
+import aiohttp
+import openai as official
 import pytest
-from multidict import CIMultiDict
+from openai import AsyncOpenAI
 
-from broker.gateway.errors import ApiError
-from broker.gateway.keys import ApiKeys, ApiKeysError
+from broker.client import Client
+from tests.gateway.stack import Stack
+from tests.gateway.test_bad_requests import CHAT, SPEECH
 
-LINES = ["# who has which", "", "alice sk-a1   # laptop", "alice sk-a2", "bob\tsk-b", "sk-nobody"]
-
-
-@pytest.fixture
-def keys() -> ApiKeys:
-    """Three tenants."""
-    return ApiKeys.parse(LINES, "a test")
+KEYS = "# who has which\nann sk-ann-1234567890\nbob sk-bob-1234567890\nann sk-ann-new\n"
+ANN, BOB, ANN_TOO = ({"Authorization": f"Bearer {line.split()[1]}"} for line in KEYS.splitlines()[1:])
 
 
-def headers(value: str) -> CIMultiDict[str]:
-    return CIMultiDict({"authorization": value})
+@pytest.fixture(scope="module")
+def keyed(stack: Stack) -> Iterator[str]:
+    """A gateway that wants keys: its URL."""
+    file = stack.folder / "keys"
+    file.touch(0o600)
+    file.write_text(KEYS)
+    url = stack.another_gateway("keyed", "--api-keys", str(file))
+    yield url
+    stack.end("keyed")
+    file.unlink()
 
 
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk-eve"}, {"Authorization": "Basic x"}])
 @pytest.mark.parametrize(
-    ("value", "tenant"),
+    ("method", "path"),
     [
-        ("Bearer sk-a1", "alice"),
-        ("Bearer sk-a2", "alice"),
-        ("bearer sk-b", "bob"),
-        ("Bearer   sk-b ", "bob"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/audio/speech"),
+        ("POST", "/v1/audio/transcriptions"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/requests/" + "0" * 24),
+        ("GET", "/metrics"),
+        ("GET", "/nowhere"),
     ],
 )
-def test_a_key_names_its_tenant(keys: ApiKeys, value: str, tenant: str) -> None:
-    assert keys.tenant(headers(value)) == tenant
+async def test_without_a_key_nothing_is_told(
+    keyed: str, method: str, path: str, headers: dict[str, str]
+) -> None:
+    async with (
+        aiohttp.ClientSession(keyed) as session,
+        session.request(method, path, headers=headers) as response,
+    ):
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        error = (await response.json())["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
 
 
-def test_a_key_without_a_name_has_the_same_tenant_in_every_run(keys: ApiKeys) -> None:
-    tenant = keys.tenant(headers("Bearer sk-nobody"))
-    assert tenant == ApiKeys.parse(["sk-nobody"], "").tenant(headers("Bearer sk-nobody"))
-    assert tenant
-    assert "nobody" not in tenant
+async def test_probes_need_no_key(keyed: str) -> None:
+    async with aiohttp.ClientSession(keyed) as session:
+        for path in ("/health", "/ready"):
+            async with session.get(path) as response:
+                assert response.status == 200
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "",
-        "Bearer",
-        "Bearer ",
-        "Bearer sk-a",
-        "Bearer sk-a1x",
-        "Bearer sk-a1 sk-b",
-        "Bearer SK-A1",
-        "Basic sk-a1",
-        "sk-a1",
-        "Bearer alice",
-        "Bearer \udcff\udcfe",
-        "Bearer " + "k" * 8000,
-    ],
-)
-def test_anything_else_is_a_401_that_shows_no_key(keys: ApiKeys, value: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        keys.tenant(headers(value))
-    assert refused.value.status == 401
-    assert refused.value.code == "invalid_api_key"
-    assert "sk-" not in refused.value.message
+async def test_the_official_client_with_and_without_its_key(keyed: str) -> None:
+    async with AsyncOpenAI(base_url=f"{keyed}/v1", api_key="sk-bob-1234567890", max_retries=0) as client:
+        assert "echo" in [model.id async for model in client.models.list()]
+    async with AsyncOpenAI(base_url=f"{keyed}/v1", api_key="sk-eve", max_retries=0) as client:
+        with pytest.raises(official.AuthenticationError):
+            await client.models.list()
 
 
-def test_no_header_at_all_says_what_to_send(keys: ApiKeys) -> None:
-    with pytest.raises(ApiError, match="Authorization: Bearer"):
-        keys.tenant({})
-
-
-def test_without_keys_everybody_is_let_in() -> None:
-    keys = ApiKeys.parse(["# none yet"], "a test")
-    assert not keys
-    assert keys.tenant({}) == keys.tenant(headers("Bearer whatever")) == ""
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
-def test_a_file_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "keys"
-    path.write_text("\n".join(LINES))
-    path.chmod(mode)
-    with pytest.raises(ApiKeysError, match="chmod go="):
-        ApiKeys.load(path)
-    path.chmod(0o600)
-    assert ApiKeys.load(path).tenant(headers("Bearer sk-b")) == "bob"
-
-
-@pytest.mark.parametrize("text", ["a b secret-3", "a\nb sécret-3", "a secret-3\nb secret-3"])
-def test_a_bad_line_is_named_and_not_shown(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "keys"
-    path.write_text(text)
-    path.chmod(0o600)
-    with pytest.raises(ApiKeysError, match=f"{path}, line [12]") as refused:
-        ApiKeys.load(path)
-    assert "cret-3" not in str(refused.value)
-
-
-def test_a_file_that_is_none_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ApiKeysError, match="can't be read: No such file"):
-        ApiKeys.load(tmp_path / "nothing")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
-    (tmp_path / "binary").chmod(0o600)
-    with pytest.raises(ApiKeysError, match="no text file"):
-        ApiKeys.load(tmp_path / "binary")
+async def test_a_call_is_its_tenants_alone(keyed: str, broker: Client) -> None:
+    """Another tenant, even one that knows the id, is told the same as of a call that never was."""
+    async with aiohttp.ClientSession(keyed) as session:
+        for path, body in (("/v1/chat/completions", CHAT), ("/v1/audio/speech", SPEECH)):
+            async with session.post(path, json={**body, "store": True}, headers=ANN) as response:
+                assert response.status == 200
+                call = response.headers["x-request-id"]
+                await response.read()
+            for method, part in (("GET", ""), ("GET", "/stream"), ("GET", "/result"), ("DELETE", "")):
+                async with session.request(method, f"/v1/requests/{call}{part}", headers=BOB) as response:
+                    assert response.status == 404
+                    assert (await response.json())["error"]["code"] == "request_not_found"
+            async with session.get(f"/v1/requests/{call}", headers=ANN_TOO) as response:
+                assert (await response.json())["status"] == "done", "by whichever of the tenant's keys"
+            async with session.delete(f"/v1/requests/{call}", headers=ANN) as response:
+                assert response.status == 200

@@ -11,7 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from broker.client import Client
-from tests.gateway.test_bad_requests import USER
+from tests.gateway.stack import Stack, reaches
+from tests.gateway.test_bad_requests import CHAT, USER, works
+from tests.gateway.test_disconnects import HANG
 
 ROOM = 4  #: max_requests of the pipeline `narrow`
 SLOW = {"model": "narrow", "messages": [USER], "sampling_params_list": [{"sleep_s": 0.3}]}
@@ -51,3 +53,46 @@ async def test_the_official_client_knows_the_error(openai: AsyncOpenAI) -> None:
             n=ROOM + 1,
             extra_body={"sampling_params_list": [{"sleep_s": 0.3}]},
         )
+
+
+async def test_a_gateway_handles_so_many_requests_at_once(stack: Stack, broker: Client) -> None:
+    url = stack.another_gateway("small", "--max-open", "2")
+    try:
+        async with aiohttp.ClientSession(url) as session:
+            hanging = {**CHAT, "sampling_params_list": [HANG, None, None]}
+            tasks = [
+                asyncio.create_task(session.post("/v1/chat/completions", json=hanging)) for _ in range(2)
+            ]
+            await reaches(broker, 5.0, running=2)
+            async with session.post("/v1/chat/completions", json=CHAT) as response:
+                assert response.status == 503
+                assert int(response.headers["Retry-After"]) >= 1
+                assert (await response.json())["error"]["code"] == "overloaded"
+            for path in ("/health", "/ready"):
+                async with session.get(path) as response:
+                    assert response.status == 200, "probes are always answered"
+            for task in tasks:
+                task.cancel()
+            await reaches(broker, 5.0, running=0)
+            await works(session)
+    finally:
+        stack.end("small")
+
+
+async def test_a_deadline_that_passes_ends_the_request(http: aiohttp.ClientSession, broker: Client) -> None:
+    body = {**CHAT, "timeout_s": 0.3, "sampling_params_list": [HANG, None, None]}
+    async with http.post("/v1/chat/completions", json=body) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "timeout"
+
+
+async def test_a_deadline_that_can_not_be_met_is_refused_at_once(
+    http: aiohttp.ClientSession, broker: Client
+) -> None:
+    for _ in range(3):  # from these the broker learns how long it takes
+        async with http.post("/v1/chat/completions", json=SLOW) as response:
+            assert response.status == 200
+    async with http.post("/v1/chat/completions", json={**SLOW, "timeout_s": 0.001}) as response:
+        assert response.status == 503
+        assert int(response.headers["Retry-After"]) >= 1
+        assert (await response.json())["error"]["code"] == "overloaded"

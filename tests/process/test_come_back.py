@@ -1,0 +1,126 @@
+"""Callers of `omni-broker start` whose gateway or broker is killed, or whose pipeline has no room."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.house import House, line, write
+
+Houses = Callable[..., House]
+
+WORDS = "one two three four five six seven eight"
+CHAT: dict[str, Any] = {
+    "model": "echo",
+    "messages": [{"role": "user", "content": WORDS}],
+    "seed": 11,
+}
+STREAM = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+SLOW_STREAM = {**STREAM, "sampling_params_list": [{"chunk_sleep_s": 0.15}, None, None, None]}
+WANTS_IDS = {"Accept": "text/event-stream"}
+
+
+async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, str]]:
+    """(id, data) of the events as they come."""
+    rest = ""
+    async for piece in response.content.iter_any():
+        *blocks, rest = (rest + piece.decode()).split("\n\n")
+        for block in blocks:
+            head, _, data = block.rpartition("data: ")
+            yield head.strip().removeprefix("id: "), data
+
+
+def same(data: str) -> str:
+    """An event without what differs from one call to the next."""
+    if data == "[DONE]":
+        return data
+    chunk = json.loads(data)
+    del chunk["id"], chunk["created"]
+    return json.dumps(chunk)
+
+
+async def undisturbed(session: aiohttp.ClientSession) -> list[str]:
+    async with session.post("/v1/chat/completions", json=STREAM) as response:
+        assert response.status == 200, await response.text()
+        return [same(data) async for _, data in events(response)]
+
+
+async def test_the_rest_of_a_stream_whose_gateway_was_killed(house: Houses) -> None:
+    home = house("--pipeline", "echo")
+    async with aiohttp.ClientSession(home.base_url) as session:
+        expected = await undisturbed(session)
+        async with session.post("/v1/chat/completions", json=SLOW_STREAM, headers=WANTS_IDS) as response:
+            call = response.headers["x-request-id"]
+            stream = events(response)
+            got = [await anext(stream) for _ in range(3)]
+            os.kill(home.process_of("broker.gateway"), signal.SIGKILL)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                got += [event async for event in stream]
+        await asyncio.to_thread(home.until, lambda: home.get("/health")[0] == 200)
+        headers = {"Last-Event-ID": got[-1][0]}
+        async with session.get(f"/v1/requests/{call}/stream", headers=headers) as response:
+            assert response.status == 200, await response.text()
+            got += [event async for event in events(response)]
+        assert [same(data) for _, data in got] == expected
+        assert [number for number, _ in got] == [str(number) for number in range(1, len(got) + 1)]
+        async with session.get(f"/v1/requests/{call}") as response:
+            assert response.status == 404, "what was delivered is forgotten"
+
+
+async def test_a_stream_goes_on_while_its_broker_is_killed(house: Houses) -> None:
+    home = house("--pipeline", "echo")
+    async with aiohttp.ClientSession(home.base_url) as session:
+        expected = await undisturbed(session)
+        async with session.post("/v1/chat/completions", json=SLOW_STREAM, headers=WANTS_IDS) as response:
+            got = []
+            async for _, data in events(response):
+                got.append(same(data))
+                if len(got) == 3:
+                    os.kill(home.process_of("broker.server"), signal.SIGKILL)
+        assert got == expected
+
+
+async def test_a_call_that_comes_while_the_broker_is_restarted_is_answered(house: Houses) -> None:
+    home = house("--pipeline", "echo")
+    async with aiohttp.ClientSession(home.base_url) as session:
+        os.kill(home.process_of("broker.server"), signal.SIGKILL)
+        async with session.post("/v1/chat/completions", json=CHAT) as response:
+            assert response.status == 200, await response.text()
+
+
+async def test_where_no_pipeline_has_room_the_body_is_not_waited_for(house: Houses, tmp_path: Path) -> None:
+    document = line("a")
+    document["limits"] = {"max_requests": 1}
+    home = house("--pipeline", write(tmp_path, document))
+    body = {"messages": [{"role": "user", "content": "x"}], "sampling_params_list": [{"hang": True}]}
+    async with aiohttp.ClientSession(home.base_url) as session:
+        first = asyncio.create_task(session.post("/v1/chat/completions", json=body))
+        await asyncio.to_thread(home.until, lambda: home.stage("line", "a")["running"])
+        head = await asyncio.to_thread(answer_to_a_head, home.port)
+        assert head.startswith("HTTP/1.1 429 ")
+        assert "\r\nRetry-After: " in head
+        async with session.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 429
+        first.cancel()
+        await asyncio.to_thread(home.until, lambda: not home.stage("line", "a")["running"])
+        del body["sampling_params_list"]
+        async with session.post("/v1/chat/completions", json=body) as response:
+            assert response.status == 200
+
+
+def answer_to_a_head(port: int) -> str:
+    """What comes for the head of a request with a large body that is never sent."""
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+        )
+        return connection.recv(65536).decode()
