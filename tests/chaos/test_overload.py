@@ -1,4 +1,4 @@
-"""Twice and four times the load that there is room for: what is let in gets done, the rest is told when to come."""
+"""Several times the load that there is room for: what is let in gets done, the rest is told to come back."""
 
 from __future__ import annotations
 
