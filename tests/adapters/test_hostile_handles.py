@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from adapters.arena import SharedMemory
+from adapters.disk import DiskStore
 from adapters.handle import BadHandle, BlockId, Handle
 from adapters.segment import HEADER, MAGIC
+from adapters.sweep import sweep
 from tests.adapters.conftest import RUN
 
 PLACE = f"omni-{RUN}-0123456789abcdef-0"
@@ -139,3 +141,38 @@ def test_a_file_that_was_cut_gives_an_error_not_a_signal(
     refuse(arena, handle, released)
     del kept
     place.unlink()
+
+
+def test_another_user_can_open_neither_arenas_nor_files(
+    folder: Path, arena: SharedMemory, fork: Callable[[Callable[[], None]], int]
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    folder.chmod(0o755)  # else the folder alone would keep it out
+    store = DiskStore(folder / "chunks")
+    arena.store = store
+    handle = arena.put(np.arange(100))
+    place = store.put("request-0", memoryview(b"secret"))
+    store.folder.chmod(0o755)
+    (store.folder / "request-0").chmod(0o755)
+
+    def stranger() -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        assert set(os.listdir(folder)) == {"chunks", handle.block.place}
+        for path in (folder / handle.block.place, store.folder / place):
+            for flags in (os.O_RDONLY, os.O_WRONLY):
+                with pytest.raises(PermissionError):
+                    os.open(path, flags)
+            with pytest.raises(PermissionError):
+                path.unlink()
+        with pytest.raises(BadHandle, match="Permission denied"):
+            SharedMemory(RUN).get(handle, lambda block: None)
+        with pytest.raises(BadHandle, match="Permission denied"):
+            DiskStore(store.folder).read(place, 6)
+        assert sweep() == []
+
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(stranger), 0)[1]) == 0
+    store.discard("request-0")
+    store.close()
