@@ -183,7 +183,11 @@ class Omni:
         wanted = load(self._wanted, self._stage)
         self._private = PrivateBroker(self._wanted, self._stage)
         client = Client(self._private.address)
-        await self._private.ready(client, self._timeout_s)
+        try:
+            await self._private.ready(client, self._timeout_s)
+        except BaseException:
+            await client.close()
+            raise
         self._client, self._pipeline = client, client.pipelines[wanted.name]
 
     # --- requests

@@ -11,6 +11,8 @@ import asyncio
 import itertools
 import math
 import secrets
+from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -18,6 +20,7 @@ import msgspec
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, Payload, pack_wait, unpack
+from adapters.disk import DiskStore
 from adapters.handle import AdapterError
 from broker.address import endpoints
 from broker.protocol import (
@@ -47,6 +50,7 @@ from broker.protocol import (
     decode_to_client,
     new_peer,
 )
+from broker.questions import Question, Questions
 from broker.session import Session
 from broker.stream import BrokerError, BrokerGone, RequestStream
 from broker.wire import Connection
@@ -58,7 +62,6 @@ SILENCE_S = 6.0  #: without a beat of the broker for so long, it is taken for de
 PATIENCE_S = 30.0  #: and for so long, open requests wait for it to come back
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 class Client:
@@ -80,7 +83,7 @@ class Client:
         self._endpoint = endpoints(address).clients
         self._tags = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
-        self._asked: dict[int, tuple[Message, asyncio.Future[dict[str, Any]]]] = {}
+        self._questions = Questions()
         self._arena: SharedMemory | None = None
         self._old_arenas: list[SharedMemory] = []  #: of a life that the broker gave up; it reaps them itself
         self._run = ""
@@ -98,7 +101,7 @@ class Client:
             Ended: self._on_ended,
             Refused: self._on_refused,
             Free: self._on_free,
-            Report: self._on_report,
+            Report: self._questions.answer,
             Busy: self._on_busy,
             Connected: self._on_connected,
             Reject: self._on_reject,
@@ -178,11 +181,13 @@ class Client:
         """
         self._check_alive()
         tag = next(self._tags)
-        chunks = {producer: await self._pack(payloads) for producer, payloads in given.items()}
+        name = name or secrets.token_hex(12)
+        durable = self._durable(pipeline, given)
+        chunks = {p: await self._pack(given[p], name, durable=p in durable) for p in given}
         raw = {stage: msgspec.Raw(_encode(values)) for stage, values in (params or {}).items()}
         message = Submit(
             tag, pipeline, outputs, chunks, raw, has or [], seed, priority, deadline_s, tenant,
-            name or secrets.token_hex(12), {}, stored, call,
+            name, {}, stored, call,
         )  # fmt: skip
         for chunk in itertools.chain.from_iterable(chunks.values()):
             self._session.lend(chunk.handles)
@@ -210,8 +215,7 @@ class Client:
 
     async def _open(self, stream: RequestStream, message: Submit | Attach) -> RequestStream:
         self._streams[stream.tag] = stream
-        if not self._introducing:  # else it goes out with the others, when the broker has answered
-            self._connection.post(message)
+        self._post_unless_introducing(message)
         try:
             await stream.opened
         except BaseException:  # also when the waiter is cancelled
@@ -223,10 +227,20 @@ class Client:
         known = self.pipelines.get(pipeline)
         return known.limits if known is not None else Limits()
 
-    async def _pack(self, payloads: list[Payload]) -> list[Chunk]:
+    def _durable(self, pipeline: str, given: Iterable[str]) -> set[str]:
+        """Those of the producers whose payloads have to be on disk before the broker hears of them."""
+        known = self.pipelines.get(pipeline)
+        if known is None or self._arena is None or self._arena.store is None:
+            return set()
+        return {producer for producer in given if known.durable(producer)}
+
+    async def _pack(self, payloads: list[Payload], name: str, *, durable: bool) -> list[Chunk]:
         assert self._arena is not None
         last = len(payloads) - 1
-        return [await pack_wait(p, seq, self._arena, last=seq == last) for seq, p in enumerate(payloads)]
+        return [
+            await pack_wait(p, seq, self._arena, last=seq == last, name=name, durable=durable)
+            for seq, p in enumerate(payloads)
+        ]
 
     async def inspect(self, what: str, name: str = "") -> dict[str, Any]:
         """The broker's report "status", "ready", "metrics", or "request" of a name.
@@ -239,18 +253,16 @@ class Client:
         """The dead letters: requests that failed although they should not have. ``name``: one of them."""
         return await self._ask(Letters(next(self._tags), act, name))
 
-    async def _ask(self, question: Inspect | Letters) -> dict[str, Any]:
-        report: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._asked[question.tag] = question, report
-        if not self._introducing:
-            self._connection.post(question)
+    async def _ask(self, question: Question) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(SILENCE_S):
-                return await report
+            return await self._questions.ask(question, self._post_unless_introducing, SILENCE_S)
         except TimeoutError:
             raise BrokerGone(f"the broker at {self._endpoint} does not answer") from None
-        finally:
-            del self._asked[question.tag]
+
+    def _post_unless_introducing(self, message: Message) -> None:
+        """What goes out anyway when the broker has answered our introduction must not go out twice."""
+        if not self._introducing:
+            self._connection.post(message)
 
     async def close(self) -> None:
         """Leaves; requests that are open end, but for those that were submitted with ``stored``."""
@@ -332,11 +344,6 @@ class Client:
         for block in message.blocks if self._arena is not None else ():
             self._arena.free(block)  # type: ignore[union-attr]
 
-    def _on_report(self, message: Report) -> None:
-        _, report = self._asked.get(message.tag, (None, None))
-        if report is not None and not report.done():
-            report.set_result(_decode(message.body))
-
     def _on_busy(self, message: Busy) -> None:
         if message.retry_after_s > 0:
             self.busy[message.pipeline] = message.retry_after_s
@@ -379,13 +386,13 @@ class Client:
         act, self._introducing = self._introducing, ""
         lost = self._run not in ("", message.run)
         if lost or act == "gone" or self._arena is None:
-            self._new_arena(message.run, lost=lost)
+            self._new_arena(message, lost=lost)
         if act:
             self._reopen(act, lost=lost)
         if not self._connected.done():
             self._connected.set_result(None)
 
-    def _new_arena(self, run: str, *, lost: bool) -> None:
+    def _new_arena(self, message: Connected, *, lost: bool) -> None:
         """Leaves what we lent behind: a dead run's, or the broker removes it when nobody needs it."""
         self._session.begin_anew()
         if self._arena is not None:
@@ -393,7 +400,8 @@ class Client:
                 self._arena.close()
             else:
                 self._old_arenas.append(self._arena)
-        self._run, self._arena = run, SharedMemory(run)
+        store = DiskStore(Path(message.store)) if message.store else None
+        self._run, self._arena = message.run, SharedMemory(message.run, store=store)
         self._connection.post(Connect(VERSION, self._kind, self._arena.prefix))
 
     def _reopen(self, act: Literal["introduce", "gone"], *, lost: bool) -> None:
@@ -410,7 +418,7 @@ class Client:
                 self._connection.post(opening)
         if known:
             self._connection.post(self._session.resync())
-        for question, _ in self._asked.values():
+        for question in self._questions.open():
             self._connection.post(question)
 
     async def _beat(self) -> None:

@@ -49,7 +49,11 @@ class PrivateBroker:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMNI_RUN_DIR": str(self._folder)},
+                env={
+                    **os.environ,
+                    "OMNI_RUN_DIR": str(self._folder),
+                    "OMNI_STATE_DIR": str(self._folder / "state"),
+                },
                 start_new_session=True,  # Ctrl-C is for the program, which then stops us
             )
 

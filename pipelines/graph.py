@@ -125,6 +125,22 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 del waiting[name]
         return done
 
+    def with_checkpoint(self, checkpoint: Literal["none", "memory", "disk"]) -> Pipeline:
+        """The same with this setting on all edges."""
+        edges = [msgspec.structs.replace(edge, checkpoint=checkpoint) for edge in self.edges]
+        return msgspec.structs.replace(self, edges=edges)
+
+    def durable(self, producer: str) -> bool:
+        """Whether what a stage (or "request") makes has to be on disk before anybody hears of it.
+
+        So it is when one of its consumers wants that. An output follows all edges of the graph: a request
+        that survives would be worth little without it.
+        """
+        outputs = self.outputs.values()
+        return any(
+            e.checkpoint == "disk" and (e.from_ == producer or producer in outputs) for e in self.edges
+        )
+
     def into(self, stage: str) -> list[tuple[int, Edge]]:
         """The edges that end in a stage, with their numbers on the wire (positions in ``edges``)."""
         return [(i, e) for i, e in enumerate(self.edges) if e.to == stage]

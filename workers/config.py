@@ -18,6 +18,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     pipeline: Pipeline
     stage: str
     device: str = "cpu"
+    boot: int = 0  #: the broker process's number, see :class:`broker.protocol.Welcome`
+    store: str = ""  #: the disk store's folder; "": there is none
 
 
 encode = msgspec.json.Encoder().encode

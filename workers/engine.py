@@ -30,13 +30,26 @@ class ItemError(Exception):
 
 
 class Stream:
-    """What comes over one edge: an async iterator of payloads that may still be growing. One reader."""
+    """What comes over one edge: an async iterator of payloads that may still be growing. One reader.
 
-    __slots__ = ("_closed", "_error", "_items", "_waiter")
+    Args:
+        items: What is there already.
+        closed: They are all.
+        taken: Told how many payloads the reader takes, each time; whoever sends them may wait for that.
+    """
 
-    def __init__(self, items: list[Payload] | None = None, *, closed: bool = False) -> None:
+    __slots__ = ("_closed", "_error", "_items", "_taken", "_waiter")
+
+    def __init__(
+        self,
+        items: list[Payload] | None = None,
+        *,
+        closed: bool = False,
+        taken: Callable[[int], None] = lambda payloads: None,
+    ) -> None:
         self._items: list[Payload] = items or []
         self._closed = closed
+        self._taken = taken
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -66,16 +79,22 @@ class Stream:
             if self._closed:
                 raise StopAsyncIteration
             await self._wait()
+        self._taken(1)
         return self._items.pop(0)
 
     async def all(self) -> list[Payload]:
-        """Waits for the end of the stream and returns everything."""
-        while not self._closed:
+        """Waits for the end of the stream and returns everything. Takes it as it comes, not at the end."""
+        everything: list[Payload] = []
+        while True:
+            items, self._items = self._items, []
+            everything += items
+            self._taken(len(items))
+            if self._closed:
+                break
             await self._wait()
         if self._error is not None:
             raise self._error
-        items, self._items = self._items, []
-        return items
+        return everything
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -33,6 +33,7 @@ from broker.protocol import (
     decode_to_worker,
     new_peer,
 )
+from broker.session import Session
 from broker.wire import Connection
 from workers import config
 
@@ -83,6 +84,8 @@ class Guardian:
         self._address = address
         self._endpoint = endpoints(address).workers
         self._engine: Engine | None = None
+        self._session = Session()
+        self._given_up = False  #: and not welcome again yet
         self._welcome: Welcome | None = None
         self._welcomed: asyncio.Future[Welcome]
         self._connection: Connection
@@ -133,19 +136,32 @@ class Guardian:
             else:
                 self._welcomed.set_exception(GuardianError(message.reason))
         elif kind is Who:
-            self._hello()  # the broker was restarted, or had given us up
+            self._on_who(message)
         elif kind is Kill:
             if self._engine is not None and self._engine.peer == message.worker:
                 self._kill(self._engine, message.cause)
         elif kind is Drain:
             self._stop.set()
 
+    def _on_who(self, who: Who) -> None:
+        """Reports again to a broker that was restarted, and keeps the engine, which does so by itself."""
+        act = self._session.introduce(who)
+        if act == "ignore" or self._given_up:
+            return
+        if act == "gone":
+            self._given_up = True
+            if self._engine is not None:  # what it does has been given to others
+                self._kill(self._engine, "killed: the broker had given its guardian up")
+        self._hello()
+
     def _on_welcome(self, welcome: Welcome) -> None:
+        self._session.met(welcome.boot)
+        self._given_up = False
         known, self._welcome = self._welcome, welcome
         if not self._welcomed.done():
             self._welcomed.set_result(welcome)
         elif known is not None and known.run != welcome.run and self._engine is not None:
-            self._kill(self._engine, "its broker was restarted")
+            self._kill(self._engine, "killed: its broker began anew")
 
     async def _beat(self) -> None:
         assert self._welcome is not None
@@ -186,6 +202,8 @@ class Guardian:
             welcome.pipeline,
             self.stage,
             self.device,
+            welcome.boot,
+            welcome.store,
         )
         process = await asyncio.create_subprocess_exec(
             *python("workers.worker"), stdin=PIPE, stderr=PIPE, preexec_fn=dies_with_parent(new_group=True)

@@ -1,15 +1,20 @@
-"""The way of chunks into an engine: unpacked, through the edge's transfer adapter, cut into windows."""
+"""The way of chunks into an engine: unpacked, through the edge's transfer adapter, cut into windows.
+
+What a job takes is measured where chunks leave their edge, before adapters and windows.
+"""
 
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from functools import cache
+from functools import cache, partial
 
-from adapters.chunk import Payload, unpack
+from adapters.chunk import Chunk, Payload, unpack
 from adapters.handle import AdapterError, BlockId, Transport
 from adapters.window import windows
 from broker.protocol import EdgeInput
+from broker.session import size_of
 from pipelines.graph import Edge, Pipeline
 from workers.engine import Stream
 
@@ -31,10 +36,58 @@ def find_transfer(name: str) -> Transfer:
     return transfer
 
 
-class Inputs:
-    """All inputs of one job: :attr:`ends` is what the engine reads, :meth:`feed` what the broker sends."""
+class _Meter:
+    """What a job takes from one edge. Knows nothing of its stream, whose tensors must go with the stream."""
 
-    __slots__ = ("_released", "_streams", "_transport", "ends")
+    __slots__ = ("_bound", "_nbytes", "_report", "_sizes", "_taken", "_unmeasured", "closed")
+
+    def __init__(self, bound: tuple[float, float], report: Callable[[int, int], None]) -> None:
+        self.closed = False  #: nothing more comes, so nobody waits to hear what was taken
+        self._bound = bound
+        self._report = report
+        self._sizes: deque[int] = deque()  #: of the chunks that wait
+        self._unmeasured = 0  #: of these, how many the broker takes for taken
+        self._taken = 0  #: chunks, and
+        self._nbytes = 0  #: bytes not reported yet
+
+    def feed(self, chunks: list[Chunk], *, closed: bool) -> None:
+        self.closed = self.closed or closed
+        if self.closed:
+            self._sizes.clear()
+        else:
+            self._sizes.extend([size_of(chunk) for chunk in chunks])
+
+    def take(self, payloads: int) -> None:
+        if self.closed:
+            return
+        for _ in range(payloads):
+            size = self._sizes.popleft()
+            if self._unmeasured:
+                self._unmeasured -= 1
+            else:
+                self._taken += 1
+                self._nbytes += size
+        if self._taken >= self._bound[0] or self._nbytes >= self._bound[1]:
+            self._report(self._taken, self._nbytes)
+            self._taken = self._nbytes = 0
+
+    def settle(self) -> None:
+        self._unmeasured = len(self._sizes)
+        self._taken = self._nbytes = 0
+
+
+class Inputs:
+    """All inputs of one job: :meth:`ends` is what the engine reads, :meth:`feed` what the broker sends.
+
+    Args:
+        pipeline: Whose edges they are.
+        inputs: What has come so far.
+        transport: Finds the tensors.
+        released: Called for each block that nobody looks at any longer.
+        took: Told (edge, chunks, bytes) each time the job has taken a quarter of what may wait for it.
+    """
+
+    __slots__ = ("_meters", "_pipeline", "_released", "_streams", "_transport")
 
     def __init__(
         self,
@@ -42,28 +95,28 @@ class Inputs:
         inputs: list[EdgeInput],
         transport: Transport,
         released: Callable[[BlockId], None],
+        took: Callable[[int, int, int], None],
     ) -> None:
+        self._pipeline = pipeline
         self._transport = transport
         self._released = released
+        limits = pipeline.limits
+        bound = limits.ahead_chunks / 4, limits.ahead_mb * 2**20 / 4
+        self._meters: dict[int, _Meter] = {}
         self._streams: dict[int, Stream] = {}
-        self.ends: dict[str, AsyncIterator[Payload]] = {}
         for item in inputs:
-            edge = pipeline.edges[item.edge]
-            stream = self._streams[item.edge] = Stream()
-            self.ends[edge.from_] = self._through(edge, stream)
+            meter = self._meters[item.edge] = _Meter(bound, partial(took, item.edge))
+            self._streams[item.edge] = Stream(taken=meter.take)
             self.feed(item)
 
-    @staticmethod
-    def _through(edge: Edge, stream: AsyncIterator[Payload]) -> AsyncIterator[Payload]:
-        if edge.transfer is not None:
-            stream = find_transfer(edge.transfer)(stream)
-        if edge.window is not None:
-            stream = windows(stream, edge.window)
-        return stream
+    def ends(self) -> dict[str, AsyncIterator[Payload]]:
+        """Producer's name -> its payloads. Once. Raises TransferError."""
+        edges = self._pipeline.edges
+        return {edges[n].from_: _through(edges[n], stream) for n, stream in self._streams.items()}
 
     def feed(self, item: EdgeInput) -> None:
         """More of one edge. A chunk that can't be read ends that edge with the error."""
-        stream = self._streams[item.edge]
+        meter, stream = self._meters[item.edge], self._streams[item.edge]
         payloads: list[Payload] = []
         for number, chunk in enumerate(item.chunks):
             try:
@@ -72,7 +125,22 @@ class Inputs:
                 for unread in item.chunks[number + 1 :]:  # unpack lets go of its own chunk's blocks
                     for handle in unread.handles:
                         self._released(handle.block)
+                meter.feed([], closed=True)
                 stream.feed(payloads, closed=True)
                 stream.fail(error)
                 return
+        meter.feed(item.chunks, closed=item.closed)
         stream.feed(payloads, closed=item.closed)
+
+    def settle(self) -> None:
+        """The broker was restarted: it takes all that has come so far for taken."""
+        for meter in self._meters.values():
+            meter.settle()
+
+
+def _through(edge: Edge, stream: AsyncIterator[Payload]) -> AsyncIterator[Payload]:
+    if edge.transfer is not None:
+        stream = find_transfer(edge.transfer)(stream)
+    if edge.window is not None:
+        stream = windows(stream, edge.window)
+    return stream

@@ -12,6 +12,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ import uvloop
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Payload, body_fields, find_nonfinite, pack, pack_wait, unpack
+from adapters.disk import DiskStore
 from adapters.handle import AdapterError, ArenaFull
 from broker.protocol import (
     VERSION,
@@ -27,49 +30,34 @@ from broker.protocol import (
     Cancel,
     Checkpoint,
     Drain,
-    EdgeInput,
-    Emit,
     Error,
     Failed,
     Finish,
     Free,
+    Grant,
     Input,
+    Message,
     Ready,
     Reject,
+    Resume,
+    Seen,
+    Took,
+    Welcome,
     Who,
     decode_to_worker,
 )
+from broker.session import EngineSession, Result
 from broker.wire import Connection
 from pipelines.options import ENGINES
 from workers import config
 from workers.engine import Engine, ItemError, Job
 from workers.inputs import Inputs
 from workers.optional import no_telemetry
+from workers.running import Running
 
 log = logging.getLogger("worker")
 
 decode_params = msgspec.msgpack.Decoder(dict[str, Any]).decode
-
-
-class Running:
-    """One job in hand."""
-
-    __slots__ = ("assign", "cancelled", "early", "inputs", "job", "last", "seq", "task")
-
-    def __init__(self, assign: Assign) -> None:
-        self.assign = assign
-        self.seq = 0
-        self.last: Emit | None = None  #: the newest chunk, while it may still wait in the outbox
-        self.inputs: Inputs | None = None  #: None until the task has run its first step
-        self.early: list[EdgeInput] = []  #: what came before that, in one frame with the assignment
-        self.cancelled = False  #: likewise
-        self.job: Job | None = None
-        self.task: asyncio.Task[None] | None = None
-
-    @property
-    def name(self) -> tuple[int, int, int]:
-        """(request, stage, attempt), the head of every message about it."""
-        return (self.assign.request, self.assign.stage, self.assign.attempt)
 
 
 class WorkerProcess:
@@ -79,32 +67,64 @@ class WorkerProcess:
         self.settings = settings
         self.engine = engine
         self.stage = settings.pipeline.stages[settings.stage]
-        self.arena = SharedMemory(settings.run)
+        self.arena = SharedMemory(
+            settings.run, store=DiskStore(Path(settings.store)) if settings.store else None
+        )
+        self.session = EngineSession(settings.boot)
         self.running: dict[tuple[int, int, int], Running] = {}  #: by (request, stage, attempt)
         self.draining = False
+        self._durable = bool(settings.store) and settings.pipeline.durable(settings.stage)
+        self._started = False
+        self._byes = 0  #: not answered yet
         self._leaving = False  #: the last Bye is under way
         self.done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self.connection = Connection(settings.endpoint, settings.worker, decode_to_worker, self._on_message)
+        self.connection = Connection(
+            settings.endpoint, settings.worker, decode_to_worker, self._on_message, self.session.released
+        )
         self._handlers: dict[type, Any] = {
             Assign: self._on_assign,
             Input: self._on_input,
             Cancel: self._on_cancel,
+            Grant: self._on_grant,
+            Seen: self._on_seen,
             Free: self._on_free,
             Drain: self._on_drain,
             Reject: self._on_reject,
+            Welcome: self._on_welcome,
             Who: self._on_who,
         }
 
     def ready(self) -> None:
         """Reports for work; to be called when the engine has started."""
-        capacity = self.stage.batch.max_num_seqs
-        guardian, prefix = self.settings.guardian, self.arena.prefix
-        self.connection.post(Ready(VERSION, guardian, capacity, os.getpid(), prefix, self.engine.resumes))
+        self._started = True
+        self.connection.post(self._ready())
+
+    def _ready(self) -> Ready:
+        capacity, leases = self.stage.batch.max_num_seqs, self.session.leases()
+        return Ready(
+            VERSION,
+            self.settings.guardian,
+            capacity,
+            os.getpid(),
+            self.arena.prefix,
+            self.engine.resumes,
+            leases,
+            self.session.results_seen,
+        )
 
     def drain(self) -> None:
         """Takes nothing new; :attr:`done` is set when what is in hand is finished."""
-        self.connection.post(Bye())  # answered by Drain: nothing more is under way to us then
+        self._bye()  # answered by Drain: nothing more is under way to us then
+
+    def _bye(self) -> None:
+        self._byes += 1
+        self.connection.post(Bye())
+
+    def _result(self, message: Result) -> None:
+        """Sends a result, and keeps it until the broker has it in its journal."""
+        self.session.sent(message)
+        self.connection.post(message)
 
     def _on_message(self, message: Any) -> None:
         handler = self._handlers.get(type(message))
@@ -112,7 +132,8 @@ class WorkerProcess:
             handler(message)
 
     def _on_drain(self, message: Drain) -> None:
-        if self._leaving:
+        self._byes -= 1
+        if self._leaving and self._byes <= 0:
             self.done.set()
         self.draining = True
         self._leave_if_empty()
@@ -124,46 +145,80 @@ class WorkerProcess:
         """
         if self.draining and not self.running and not self._leaving:
             self._leaving = True
-            self.connection.post(Bye())
+            self._bye()
 
     def _on_reject(self, message: Reject) -> None:
         log.error("the broker refuses this worker: %s", message.reason)
         self.done.set()
 
+    def _on_welcome(self, message: Welcome) -> None:
+        self.session.met(message.boot)
+
     def _on_who(self, message: Who) -> None:
-        log.warning("the broker does not know this worker (it was restarted, or took it for dead)")
-        self.done.set()
+        act = self.session.introduce(message)
+        if act == "gone":
+            log.warning("the broker took this worker for dead")
+            self.done.set()
+        elif act == "introduce" and self._started:
+            self._introduce()
+
+    def _introduce(self) -> None:
+        """Reports to a broker that was restarted; jobs go on meanwhile."""
+        introduction: list[Message] = [self._ready(), *self.session.unseen(), self.session.resync()]
+        leaves = self.draining or self._byes > 0
+        if leaves:
+            introduction.append(Bye())
+        self._byes = int(leaves)
+        for running in self.running.values():
+            if running.inputs is not None:
+                running.inputs.settle()
+        self.connection.restart(introduction)
+
+    def _on_seen(self, message: Seen) -> None:
+        self.session.seen(message.results)
 
     def _on_free(self, message: Free) -> None:
+        self.session.freed(message.blocks)
         for block in message.blocks:
             self.arena.free(block)
 
     def _on_assign(self, message: Assign) -> None:
+        self.session.assigned(message)
         running = Running(message)
+
+        def took(edge: int, chunks: int, nbytes: int) -> None:
+            self.connection.post(Took(*running.name, edge, chunks, nbytes))
+
+        pipeline, released = self.settings.pipeline, self.connection.released
+        running.inputs = Inputs(pipeline, message.inputs, self.arena, released, took)
         self.running[running.name] = running
         running.task = self._loop.create_task(self._run(running))
 
     def _on_input(self, message: Input) -> None:
+        self.session.fed(message)
         running = self._find(message)
-        if running is None:
+        if running is None or running.inputs is None:
             self._release_unused(message)
-        elif running.inputs is None:
-            running.early.append(message.input)
         else:
             running.inputs.feed(message.input)
 
     def _on_cancel(self, message: Cancel) -> None:
         running = self._find(message)
-        if running is None or running.task is None:
+        if running is None or running.cancelled or running.task is None:
             return
-        if running.inputs is None:  # a task that is cancelled before its first step runs none of its clean-up
-            running.cancelled = True
-            return
-        if running.job is not None:
+        running.cancelled = True
+        if (
+            running.job is not None
+        ):  # a task that is cancelled before its first step runs none of its clean-up
             running.job.cancelled = True
-        running.task.cancel()
+            running.task.cancel()
 
-    def _find(self, message: Input | Cancel) -> Running | None:
+    def _on_grant(self, message: Grant) -> None:
+        running = self._find(message)
+        if running is not None:
+            running.grant(message.chunks, message.nbytes)
+
+    def _find(self, message: Input | Cancel | Grant) -> Running | None:
         return self.running.get((message.request, message.stage, message.attempt))
 
     def _release_unused(self, message: Input) -> None:
@@ -205,7 +260,7 @@ class WorkerProcess:
         del self.running[running.name]
         running.job = running.inputs = None  # breaks a cycle: views of input tensors must go at once
         if failed is not None:
-            self.connection.post(failed)
+            self._result(failed)
         self._leave_if_empty()
 
     def _failed(self, running: Running, kind: str, error: Exception, status: int) -> Failed:
@@ -215,51 +270,64 @@ class WorkerProcess:
     def _make_job(self, running: Running) -> Job:
         assign = running.assign
         resume = assign.resume
-        running.inputs = Inputs(self.settings.pipeline, assign.inputs, self.arena, self.connection.released)
-        for item in running.early:
-            running.inputs.feed(item)
-        if resume is not None:
-            running.seq = resume.emitted
+        state = self._state(resume)
+        assert running.inputs is not None
 
         def checkpoint(state: Payload) -> None:
-            self.connection.post(Checkpoint(*running.name, pack(state, running.seq, self.arena)))
+            self._result(Checkpoint(*running.name, pack(state, running.seq, self.arena)))
 
         return Job(
             f"{assign.request}/{self.settings.stage}/{assign.attempt}",
-            running.inputs.ends,
+            running.inputs.ends(),
             decode_params(assign.params),
             assign.seed,
             attempt=assign.attempt,
+            emitted=running.seq,
             resumed=[body_fields(body) for body in resume.bodies] if resume else None,
-            resume_state=unpack(resume.checkpoint, self.arena, self.connection.released)
-            if resume and resume.checkpoint
-            else None,
+            resume_state=state,
             checkpoint=checkpoint,
         )
+
+    def _state(self, resume: Resume | None) -> Payload | None:
+        """What an earlier attempt's engine has left. None also when it is lost: the job can do without."""
+        if resume is None or resume.checkpoint is None:
+            return None
+        try:
+            return unpack(resume.checkpoint, self.arena, self.connection.released)
+        except AdapterError as error:
+            log.warning("a checkpoint can't be read, so its job starts anew: %s", error)
+            return None
 
     async def _emit_all(self, running: Running, job: Job) -> None:
         skip = 0 if self.engine.resumes else running.seq
         payloads = self.engine.run(job)
-        async for payload in payloads:
-            if skip:
-                skip -= 1  # an earlier attempt got this one out
-                continue
-            await self._emit(running, payload)
+        try:
+            async for payload in payloads:
+                if skip:
+                    skip -= 1  # an earlier attempt got this one out
+                    continue
+                await self._emit(running, payload)
+        finally:
+            if isinstance(payloads, AsyncGenerator):  # it may be in the middle: it stops before we say so
+                await payloads.aclose()
         if running.last is not None and self.connection.waits(running.last):
             running.last.chunk.last = True  # rides on the chunk: one message less
         else:
-            self.connection.post(Finish(*running.name))
+            self._result(Finish(*running.name))
 
     async def _emit(self, running: Running, payload: Payload) -> None:
         if self.stage.check_finite and (field := find_nonfinite(payload)) is not None:
             raise ItemError(f"its output {field} holds NaN or infinity")
-        try:
-            chunk = pack(payload, running.seq, self.arena)
-        except ArenaFull:
-            chunk = await pack_wait(payload, running.seq, self.arena)
-        running.seq += 1
-        running.last = Emit(*running.name, chunk)
-        self.connection.post(running.last)
+        await running.granted()
+        name = running.assign.name
+        if self._durable and name:
+            chunk = await pack_wait(payload, running.seq, self.arena, name=name, durable=True)
+        else:
+            try:
+                chunk = pack(payload, running.seq, self.arena)
+            except ArenaFull:
+                chunk = await pack_wait(payload, running.seq, self.arena, name=name)
+        self._result(running.emitted(chunk))
 
 
 def find_engine(name: str) -> type[Engine]:
