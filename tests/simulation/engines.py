@@ -1,109 +1,168 @@
-"""An engine process: takes its inputs in, then gives its chunks one by one, each at a random moment."""
+"""An engine process: runs jobs, remembers what the broker may not have read."""
 
 from __future__ import annotations
 
 import random
 from typing import TYPE_CHECKING
 
-from adapters.handle import BlockId, Chunk
-from broker.protocol import Assign, Cancel, EdgeInput, Emit, Error, Failed, Finish, Free, Input, Message, Peer
-from tests.simulation.graphs import content, pick
+from adapters.handle import Handle
+from broker.protocol import (
+    VERSION,
+    Assign,
+    Bye,
+    Cancel,
+    Checkpoint,
+    Drain,
+    Emit,
+    Failed,
+    Finish,
+    Free,
+    Grant,
+    Input,
+    Message,
+    Peer,
+    Ready,
+    Seen,
+    Who,
+)
+from broker.session import EngineSession
+from tests.simulation.graphs import pick
+from tests.simulation.jobs import Job
+from tests.simulation.memory import Gone
 from tests.simulation.peers import Producer
 
 if TYPE_CHECKING:
+    from tests.simulation.guardians import Guardian
     from tests.simulation.world import World
 
 
-class Inlet:
-    """What has come over one edge of a job."""
-
-    def __init__(self) -> None:
-        self.values: list[int] = []
-        self.closed = False
-
-
-class Job:
-    """An attempt that an engine holds a lease on."""
-
-    def __init__(self, m: Assign) -> None:
-        self.request, self.stage, self.attempt = m.request, m.stage, m.attempt
-        self.next = m.resume.emitted if m.resume else 0
-        self.values = content(m.request, m.stage)
-        self.inlets: dict[int, Inlet] = {}
-        self.blocks: list[BlockId] = []
-
-    @property
-    def waits(self) -> bool:
-        """Whether more input is due."""
-        return not all(inlet.closed for inlet in self.inlets.values())
-
-
 class Engine(Producer):
-    def __init__(self, world: World, peer: Peer, stage: str) -> None:
+    """An engine of a stage."""
+
+    session: EngineSession
+
+    def __init__(self, world: World, peer: Peer, guardian: Guardian) -> None:
         super().__init__(world, peer)
-        self.stage = stage
-        self.guardian = b"g" + peer[1:]
-        self.jobs: dict[tuple[int, int], Job] = {}
-        self.leaving = False
+        self.guardian = guardian
+        self.stage = guardian.stage
+        self.options = world.pipeline.stages[self.stage].options
+        self.durable = any(
+            edge.from_ == self.stage and edge.checkpoint == "disk" for edge in world.pipeline.edges
+        )
+        self.session = EngineSession(guardian.boot)
+        self.jobs: dict[tuple[int, int, int], Job] = {}
+        self.draining = False  #: it has said Bye
+        self.drained = False  #: and was answered: nothing new comes
+        self.farewell = False  #: it has said Bye again, for the broker to have read everything
+        self.done = False  #: it exits
+        self.open_arena()
+        self._ready()
+
+    def _ready(self) -> None:
+        capacity, resumes = self.options["capacity"], self.options["resumes"]
+        leases, sent = self.session.leases(), self.session.results_seen
+        self.send(Ready(VERSION, self.guardian.peer, capacity, 1, self.arena, resumes, leases, sent))
 
     def on(self, m: Message) -> None:
-        """A message of the broker's has come."""
-        if isinstance(m, Assign):
-            job = self.jobs[m.request, m.stage] = Job(m)
-            for edge in m.inputs:
-                self._feed(job, edge)
-        elif isinstance(m, Input):
-            if (known := self._job(m)) is not None:
-                self._feed(known, m.input)
-            else:
-                for chunk in m.input.chunks:
-                    self.see(chunk)
-                    self.release([handle.block for handle in chunk.handles])
-        elif isinstance(m, Cancel):
-            if (known := self._job(m)) is not None:
-                self._end(known, Failed(m.request, m.stage, m.attempt, "cancelled"))
+        if isinstance(m, Input):
+            self._on_input(m)
         elif isinstance(m, Free):
             self.freed(m)
+        elif isinstance(m, Grant):
+            if (job := self._job(m)) is not None:
+                job.granted = (m.chunks, m.nbytes)
+        elif isinstance(m, Assign):
+            self._on_assign(m)
+        elif isinstance(m, Cancel):
+            if (job := self._job(m)) is not None:
+                job.cancel()
+        elif isinstance(m, Seen):
+            self.session.seen(m.results)
+        elif isinstance(m, Who):
+            self._on_who(m)
+        elif isinstance(m, Drain):
+            self.done = self.done or self.farewell
+            self.drained = True
+            self.leave_if_empty()
 
-    def _job(self, m: Input | Cancel) -> Job | None:
-        job = self.jobs.get((m.request, m.stage))
-        return job if job is not None and job.attempt == m.attempt else None
+    def _job(self, m: Input | Grant | Cancel) -> Job | None:
+        return self.jobs.get((m.request, m.stage, m.attempt))
 
-    def _feed(self, job: Job, edge: EdgeInput) -> None:
-        inlet = job.inlets.setdefault(edge.edge, Inlet())
-        assert not inlet.closed, "input after its end"
-        for chunk in edge.chunks:
-            assert chunk.seq == len(inlet.values), "an input chunk is missing or doubled"
-            inlet.values.append(self.see(chunk))
-            job.blocks += [handle.block for handle in chunk.handles]
-        inlet.closed = edge.closed
+    def _on_assign(self, m: Assign) -> None:
+        self.session.assigned(m)
+        self.world.assigned(m)
+        name = (m.request, m.stage, m.attempt)
+        assert name not in self.jobs, "an attempt was assigned twice"
+        try:
+            self.jobs[name] = Job(self, m)
+        except Gone:  # its checkpoint; there is no job yet that would let go of its inputs
+            chunks = [chunk for item in m.inputs for chunk in item.chunks]
+            if m.resume is not None and m.resume.checkpoint is not None:
+                chunks.append(m.resume.checkpoint)
+            self.release([handle.block for chunk in chunks for handle in chunk.handles])
+            self.result(Failed(*name, "item"))
+
+    def _on_input(self, m: Input) -> None:
+        self.session.fed(m)
+        job = self._job(m)
+        if job is not None:
+            job.feed(m.input)
+        else:  # it ended before this came
+            self.release([handle.block for chunk in m.input.chunks for handle in chunk.handles])
+
+    def _on_who(self, m: Who) -> None:
+        act = self.session.introduce(m)
+        if act == "gone":
+            self.done = True
+        elif act == "introduce":
+            self.restart_connection()
+            for job in self.jobs.values():  # the broker takes all that has come for taken
+                for inlet in job.inlets:
+                    self.world.broker.flow.edge(job.name[0], inlet.edge, inlet.received)
+            self._ready()
+            for message in self.session.unseen():
+                self.send(message)
+            if self.draining:
+                self.send(Bye())
+            self.send(self.session.resync())
+
+    def drain(self) -> None:
+        """SIGTERM."""
+        self.draining = True
+        self.send(Bye())
+
+    def leave_if_empty(self) -> None:
+        """The last Bye, when nothing is in hand."""
+        if self.drained and not self.jobs and not self.farewell:
+            self.farewell = True
+            self.send(Bye())
+
+    # --- jobs
 
     def step(self, rng: random.Random) -> None:
         """One job moves on, if it can."""
         jobs = list(self.jobs.values())
-        job = jobs[pick(rng, len(jobs))]
-        key = (job.request, job.stage, job.attempt)
-        waits = job.waits
-        if rng.random() < 0.03:
-            self._end(job, Failed(*key, "item", Error("stage_failed", "x")))
-        elif job.next < len(job.values) - waits:
-            last = job.next == len(job.values) - 1 and rng.random() < 0.5
-            emit = Emit(*key, self._chunk(job, last=last))
-            if last:
-                self._end(job, emit)
-            else:
-                self.send(emit)
-        elif not waits:
-            self._end(job, Finish(*key))
+        jobs[pick(rng, len(jobs))].step(rng)
 
-    def _chunk(self, job: Job, *, last: bool) -> Chunk:
-        seq = job.next
-        job.next += 1
-        return self.chunk(seq, job.values[seq], last=last)
+    @property
+    def has_work(self) -> bool:
+        return bool(self.jobs)
 
-    def _end(self, job: Job, message: Emit | Finish | Failed) -> None:
-        if not isinstance(message, Failed):
-            self.world.check_inputs(job)
-        del self.jobs[job.request, job.stage]
+    def can_step(self) -> bool:
+        return any(job.can_step() for job in self.jobs.values())
+
+    def put(self, folder: str) -> Handle:
+        """A new block, or a file where there is no room for one."""
+        spilled = self.world.rng.random() < self.world.faults.jobs["spill"]
+        return self.world.memory.put(self.arena, folder, durable=self.durable, spilled=spilled)
+
+    def result(self, message: Emit | Finish | Failed | Checkpoint) -> None:
+        """Something that the broker must read once, whatever happens to it."""
+        self.session.sent(message)
         self.send(message)
-        self.release(job.blocks)
+
+    def end(self, job: Job, message: Emit | Finish | Failed) -> None:
+        """A job is over."""
+        del self.jobs[job.name]
+        self.result(message)
+        self.leave_if_empty()

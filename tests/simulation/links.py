@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Container
 
 from broker.protocol import Message, Peer
 from tests.simulation.graphs import pick
+
+NOTHING: deque[Message] = deque()
 
 
 class Links:
@@ -20,9 +23,10 @@ class Links:
         return bool(self._busy)
 
     def __getitem__(self, peer: Peer) -> deque[Message]:
-        return self._queues.get(peer) or deque()
+        return self._queues.get(peer, NOTHING)
 
     def put(self, peer: Peer, message: Message) -> None:
+        """One more message for a link."""
         queue = self._queues.get(peer)
         if queue is None:
             queue = self._queues[peer] = deque()
@@ -30,10 +34,12 @@ class Links:
             self._busy.append(peer)
         queue.append(message)
 
-    def take(self, rng: random.Random) -> tuple[Peer, Message]:
-        """The next message of some link."""
+    def take(self, rng: random.Random, paused: Container[Peer] = ()) -> tuple[Peer, Message] | None:
+        """The next message of some link; None: that link stands still."""
         index = pick(rng, len(self._busy))
         peer = self._busy[index]
+        if peer in paused:
+            return None
         queue = self._queues[peer]
         message = queue.popleft()
         if not queue:
@@ -41,11 +47,30 @@ class Links:
             self._busy.pop()
         return peer, message
 
-    def cut(self, peer: Peer, kept: int) -> None:
-        """All but the oldest messages of a link are lost."""
-        queue = self._queues.get(peer)
-        if queue:
-            while len(queue) > kept:
-                queue.pop()
+    def take_from(self, peer: Peer) -> Message:
+        """The next message of this link, which has one."""
+        queue = self._queues[peer]
+        message = queue.popleft()
+        if not queue:
+            self._busy.remove(peer)
+        return message
+
+    def lose_newest(self, peer: Peer, kept: int) -> None:
+        """All but the ``kept`` oldest messages of a link are lost."""
+        queue = self[peer]
+        while len(queue) > kept:
+            queue.pop()
             if not queue:
                 self._busy.remove(peer)
+
+    def lose_oldest(self, peer: Peer, kept: int) -> None:
+        """All but the ``kept`` newest messages of a link are lost."""
+        queue = self[peer]
+        while len(queue) > kept:
+            queue.popleft()
+            if not queue:
+                self._busy.remove(peer)
+
+    def busy(self) -> list[Peer]:
+        """The links with something under way."""
+        return self._busy[:]

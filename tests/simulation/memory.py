@@ -1,75 +1,158 @@
-"""The host's memory: which blocks there are, whose they are, and who looks at them."""
+"""The host's memory and disk: which blocks there are, whose they are, and who looks at them."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Callable
 
 from adapters.handle import BlockId, Chunk, Handle
+from broker.protocol import Peer
+
+
+class Gone(Exception):
+    """A block is neither in memory nor on disk: it was lost with its host."""
 
 
 class Memory:
-    """Blocks of all arenas. Fails on a free too many, and on one while somebody looks at the block."""
+    """Blocks of all arenas. Fails on a free too many, and on one while somebody looks at the block.
 
-    def __init__(self) -> None:
-        self._arenas: defaultdict[str, set[BlockId]] = defaultdict(set)
-        self._lookers: Counter[BlockId] = Counter()
-        self._offset = 0
+    Args:
+        run: The nonce in the arenas' names.
+        counts: Whether a peer still has a right to what it looks at: one that the broker has given up has not.
+    """
 
-    def put(self, arena: str) -> Handle:
-        self._offset += 1
-        block = BlockId(f"{arena}0", self._offset, 1)
-        self._arenas[arena].add(block)
-        return Handle("shm", block, 4, "float32", (1,))
+    def __init__(self, run: str, counts: Callable[[Peer], bool]) -> None:
+        self._run = run
+        self._counts = counts
+        self.arenas: dict[str, set[BlockId]] = {}
+        self.files: dict[str, set[str]] = {}  #: the disk store: folder -> its files
+        self.host_died = False
+        self._lookers: dict[BlockId, Counter[Peer]] = {}
+        self._freed_files: set[str] = set()
+        self._count = 0
 
-    def left(self, arena: str) -> set[BlockId]:
-        """The blocks of an arena."""
-        return self._arenas.get(arena, set())
+    # --- writing
 
-    def free(self, arena: str, block: BlockId) -> None:
+    def open_arena(self) -> str:
+        """A fresh arena's name."""
+        self._count += 1
+        arena = f"omni-{self._run}-{self._count:08x}-"
+        self.arenas[arena] = set()
+        return arena
+
+    def put(self, arena: str, folder: str, *, durable: bool = False, spilled: bool = False) -> Handle:
+        """A new block of an arena, with a copy on disk if ``durable``; or a file alone."""
+        self._count += 1
+        if spilled:
+            return Handle("disk", BlockId(self._write(folder), 0, 1), 16, "float32", (4,))
+        block = BlockId(f"{arena}0", self._count, 1)
+        self.arenas[arena].add(block)
+        return Handle("shm", block, 16, "float32", (4,), self._write(folder) if durable else "")
+
+    def _write(self, folder: str) -> str:
+        file = f"{folder}/{self._count}"
+        self.files.setdefault(folder, set()).add(file)
+        return file
+
+    # --- reading
+
+    def look(self, handle: Handle, peer: Peer) -> None:
+        """Somebody maps a block: it must be there, or its copy. Raises Gone where that can't be asked."""
+        if self.lost(handle):
+            if not self.host_died and self._counts(peer):
+                raise AssertionError(f"{handle.block} was freed, but is still sent to {peer!r}")
+            raise Gone(str(handle.block))
+        self._lookers.setdefault(handle.block, Counter())[peer] += 1
+
+    def lost(self, handle: Handle) -> bool:
+        """Whether a tensor's bytes are nowhere any more."""
+        return not self._there(handle)
+
+    def _there(self, handle: Handle) -> bool:
+        place = handle.block.place
+        if handle.transport == "disk":
+            return self._has_file(place)
+        return handle.block in self.arenas.get(place[:-1], ()) or self._has_file(handle.copy)
+
+    def _has_file(self, file: str) -> bool:
+        return file in self.files.get(file.partition("/")[0], ())
+
+    def look_away(self, block: BlockId, peer: Peer) -> None:
+        """Somebody looks at it no longer."""
+        lookers = self._lookers[block]
+        lookers[peer] -= 1
+        if not lookers[peer]:
+            del lookers[peer]
+            if not lookers:
+                del self._lookers[block]
+
+    # --- freeing
+
+    def free(self, block: BlockId) -> None:
         """The broker says that nobody needs this: it must be true, and be said once."""
-        assert block in self._arenas[arena], f"{block} freed twice, or by the wrong owner"
-        self._arenas[arena].remove(block)
+        if "/" in block.place:
+            assert block.place not in self._freed_files, f"{block} freed twice"
+            self._freed_files.add(block.place)
+            self.files.get(block.place.partition("/")[0], set()).discard(block.place)
+            return
+        blocks = self.arenas.get(block.place[:-1], set())
+        assert block in blocks, f"{block} freed twice"
+        blocks.remove(block)
         self._check_unused(block)
 
     def reap(self, arena: str) -> None:
         """A dead producer's arena goes."""
-        for block in self._arenas.pop(arena, set()):
+        for block in self.arenas.pop(arena, set()):
             self._check_unused(block)
 
-    def look(self, handle: Handle) -> None:
-        """Somebody maps a block: it must be there."""
-        block = handle.block
-        arena = block.place[:-1]
-        assert block in self._arenas.get(arena, ()), f"{block} was freed, but is still sent"
-        self._lookers[block] += 1
+    def sweep(self, kept: frozenset[str], living: set[str]) -> None:
+        """What belongs to neither these nor to the living goes (their owners hold locks)."""
+        for arena in [a for a in self.arenas if a not in kept and a not in living]:
+            self.reap(arena)
 
-    def look_away(self, block: BlockId) -> None:
-        self._lookers[block] -= 1
-        if not self._lookers[block]:
-            del self._lookers[block]
+    def discard(self, folder: str) -> None:
+        """A request's files go. Who still reads one keeps his view (POSIX)."""
+        self.files.pop(folder, None)
+
+    def lose_all(self) -> None:
+        """The host dies; its disk does not."""
+        self.arenas.clear()
+        self._lookers.clear()
+        self.host_died = True
 
     def _check_unused(self, block: BlockId) -> None:
-        assert block not in self._lookers, f"{block} freed while somebody looks at it"
+        for peer in self._lookers.get(block, ()):
+            assert not self._counts(peer), f"{block} freed while {peer!r} looks at it"
 
 
 class Views:
     """What one process looks at."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, peer: Peer) -> None:
         self._memory = memory
+        self._peer = peer
         self._held: Counter[BlockId] = Counter()
 
     def open(self, chunk: Chunk) -> None:
-        for handle in chunk.handles:
-            self._memory.look(handle)
+        """Maps a chunk's blocks. Raises Gone, with none of them mapped."""
+        for number, handle in enumerate(chunk.handles):
+            try:
+                self._memory.look(handle, self._peer)
+            except Gone:
+                for opened in chunk.handles[:number]:
+                    self.close(opened.block)
+                raise
             self._held[handle.block] += 1
 
     def close(self, block: BlockId) -> None:
-        self._memory.look_away(block)
+        """Lets go of one view."""
+        self._memory.look_away(block, self._peer)
         self._held[block] -= 1
+        if not self._held[block]:
+            del self._held[block]
 
     def die(self) -> None:
         """The process is gone, and its views with it."""
         for block in self._held.elements():
-            self._memory.look_away(block)
+            self._memory.look_away(block, self._peer)
         self._held.clear()

@@ -1,49 +1,106 @@
-"""What engines and callers have in common: an arena to give from, and views of others' blocks."""
+"""What processes have in common; for engines and clients: an arena, and views of others' blocks."""
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from adapters.handle import BlockId, Chunk
-from broker.protocol import Free, Message, Peer, Release
+from adapters.handle import BlockId, Chunk, Handle
+from broker.protocol import Beat, Free, Message, Peer, Release
+from broker.session import Session
+from tests.simulation.graphs import pick
 from tests.simulation.memory import Views
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Producer:
-    """A process with an arena."""
+class Process:
+    """A process with a connection to the broker."""
 
     def __init__(self, world: World, peer: Peer) -> None:
         self.world = world
         self.peer = peer
-        self.arena = f"omni-{world.run_nonce}-{peer.hex():0<8}-"
-        self.views = Views(world.memory)
+        self.alive = True
+        self.suspected: float | None = None  #: since when the broker may rightly have given it up
 
     def send(self, message: Message) -> None:
+        """Puts a message on the way to the broker."""
         self.world.up.put(self.peer, message)
 
-    def chunk(self, seq: int, value: int, *, last: bool) -> Chunk:
-        """A chunk that says ``value``; every second value comes with a block."""
-        handles = [self.world.memory.put(self.arena)] if value % 2 else []
+    def beat(self, beat: Beat) -> None:
+        """Says that we live; a beat that waits still says it too."""
+        queue = self.world.up[self.peer]
+        if not (queue and isinstance(queue[-1], Beat)):
+            self.send(beat)
+
+    def restart_connection(self) -> None:
+        """Forgets what has not left yet: the broker that it was for is dead."""
+        rng = self.world.rng
+        if rng.random() < 0.5:
+            self.world.up.lose_newest(self.peer, pick(rng, len(self.world.up[self.peer]) + 1))
+
+    def on(self, m: Message) -> None:
+        """A message of the broker's has come."""
+        raise NotImplementedError
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it may be able to do something by itself."""
+        return False
+
+    def can_step(self) -> bool:
+        """Whether it can do something by itself."""
+        return False
+
+    def step(self, rng: random.Random) -> None:
+        """It does something by itself, if it can."""
+
+    def die(self) -> None:
+        """The process is no more."""
+        self.alive = False
+
+
+class Producer(Process):
+    """A process with an arena."""
+
+    session: Session
+
+    def __init__(self, world: World, peer: Peer) -> None:
+        super().__init__(world, peer)
+        self.arena = ""
+        self.arenas: list[str] = []
+        self.views = Views(world.memory, peer)
+
+    def open_arena(self) -> None:
+        """A fresh one; another that we had stays until the broker removes it."""
+        self.arena = self.world.memory.open_arena()
+        self.arenas.append(self.arena)
+
+    def chunk(self, seq: int, value: int, handles: list[Handle], *, last: bool) -> Chunk:
+        """A chunk that says ``value``."""
         return Chunk(seq, last, msgspec.Raw(msgspec.msgpack.encode(value)), handles)
 
-    def see(self, chunk: Chunk) -> int:
-        """Looks at a chunk's blocks and says its value."""
-        self.views.open(chunk)
-        value: int = msgspec.msgpack.decode(chunk.body)
-        return value
-
     def release(self, blocks: list[BlockId]) -> None:
-        """Looks at them no longer."""
-        for block in blocks:
-            self.views.close(block)
+        """We look at these no longer."""
         if blocks:
+            self.session.released(blocks)
             self.send(Release(blocks))
 
     def freed(self, m: Free) -> None:
+        """The broker gives blocks back."""
+        self.session.freed(m.blocks)
         for block in m.blocks:
-            self.world.memory.free(self.arena, block)
+            self.world.memory.free(block)
+
+    def die(self) -> None:
+        super().die()
+        self.views.die()
+
+
+def value_of(chunk: Chunk) -> int:
+    """What a chunk says."""
+    value: int = msgspec.msgpack.decode(chunk.body)
+    return value

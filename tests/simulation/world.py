@@ -1,193 +1,204 @@
-"""A seeded world around the core: random graphs, workers that die, callers that leave, links with delay.
+"""A seeded world around the core: random graphs, and every process may die, stop or leave at any moment.
 
-Every link keeps its order, but links run at random speeds against each other, and what a process had sent
-may be lost with it. All randomness comes from one seed, so a failing seed replays.
+All randomness comes from one seed, so a failing seed replays.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TypeVar
+from collections import Counter, deque
+from collections.abc import Callable
 
-from broker.core.events import Event, Reap, Received, Send, Tick
-from broker.core.machine import Core
-from broker.protocol import VERSION, Abort, Beat, Bye, Died, Hello, Kill, Message, Peer, Ready
-from tests.simulation.callers import Caller
-from tests.simulation.engines import Engine, Job
+from broker.protocol import Assign, Message, Peer
+from tests.simulation.calls import Call
+from tests.simulation.clients import Client, Stream
+from tests.simulation.engines import Engine
+from tests.simulation.faults import Faults
 from tests.simulation.graphs import content, pick, random_pipeline
+from tests.simulation.jobs import Job
+from tests.simulation.life import Life
 from tests.simulation.links import Links
 from tests.simulation.memory import Memory
+from tests.simulation.peers import Process
+from tests.simulation.shell import Broker
 
-P = TypeVar("P")
+CALM_STEPS = 50_000  #: more than any world needs to come to its end
 
 
 class World:
     """Everything, and the clock."""
 
-    run_nonce = "00000000000000ff"
+    RUN = "00000000000000ff"
+    LIVENESS_S, KEEP_S, DETACHED_S = 6.0, 20.0, 10.0
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
-        self.pipeline = random_pipeline(self.rng)
+        self.faults = Faults(self.rng)
+        self.pipeline = random_pipeline(self.rng, self.faults.checkpoints)
         self.order = self.pipeline.order()
-        self.core = Core([self.pipeline], run=self.run_nonce, entropy=seed)
+        self._trace = trace
         self.now = 0.0
         self.up = Links()  #: to the broker
         self.down = Links()
-        self.memory = Memory()
-        self.engines: dict[Peer, Engine] = {}
-        self.callers: dict[Peer, Caller] = {}
-        self.loading: list[Engine] = []  #: not ready yet
+        self.memory = Memory(self.RUN, lambda peer: self.broker.knows(peer))
+        self.processes: dict[Peer, Process] = {}
+        self.calls: dict[str, Call] = {}
+        self.seeds: dict[int, int] = {}  #: request -> its seed
+        self.given: dict[str, int] = {}  #: name -> what the caller gave
+        self.blamed: Counter[tuple[int, int]] = Counter()  #: task -> mishaps that count against it
         self._names = 0
-        self._tags = 0
+        self.broker = Broker(self)
+        self.life = Life(self)
+
+    def trace(self, way: str, peer: Peer, what: object) -> None:
+        """For a person who replays a seed."""
+        if self._trace is not None:
+            self._trace(f"{self.now:8.3f} {way} {peer.decode():8s} {what}")
+
+    # --- its course
 
     def run(self, steps: int) -> None:
         """Random life, then peace in which everything must end."""
-        for stage in self.order:
-            for _ in range(1 + pick(self.rng, 3)):
-                self._start_engine(stage)
-        for i in range(2):
-            self.callers[b"c%d" % i] = Caller(self, b"c%d" % i)
+        self.life.begin()
         for _ in range(steps):
-            self._life()
+            self.life.mishap()
             self._step()
-        for stage in self.order:
-            if not any(e.stage == stage and not e.leaving for e in self.engines.values()):
-                self._start_engine(stage)
-        for _ in range(200_000):
-            if not self._calm_step():
+        self.faults.stop()
+        self.life.make_peace()
+        for _ in range(CALM_STEPS):
+            if self.moves():
+                self._step()
+            elif not self.life.let_time_pass():
                 break
         self._check_end()
 
-    # --- births and deaths
-
-    def _life(self) -> None:
-        chance = self.rng.random()
-        if chance < 0.10:
-            self._tags += 1
-            self._someone(self.callers).submit(self.rng, self._tags)
-        elif chance < 0.12:
-            caller = self._someone(self.callers)
-            if caller.calls:
-                caller.send(Abort(self.rng.choice(list(caller.calls))))
-        elif chance < 0.135 and self.engines:
-            self._kill_engine(self._someone(self.engines))
-        elif chance < 0.15:
-            self._start_engine(self.rng.choice(self.order))
-        elif chance < 0.155 and self.engines:
-            engine = self._someone(self.engines)
-            engine.leaving = True
-            engine.send(Bye())
-
-    def _someone(self, peers: dict[Peer, P]) -> P:
-        return self.rng.choice(list(peers.values()))
-
-    def _start_engine(self, stage: str) -> None:
-        self._names += 1
-        engine = Engine(self, b"w%06d" % self._names, stage)
-        self.engines[engine.peer] = engine
-        self.up.put(engine.guardian, Hello(VERSION, "", stage, "h", 1))
-        self.loading.append(engine)
-
-    def _kill_engine(self, engine: Engine) -> None:
-        """SIGKILL: what it had sent may be lost from some point on; its guardian tells."""
-        del self.engines[engine.peer]
-        engine.views.die()
-        self.up.cut(engine.peer, pick(self.rng, len(self.up[engine.peer]) + 1))
-        self.down.cut(engine.peer, 0)
-        if engine in self.loading:
-            self.loading.remove(engine)
-        self.up.put(engine.guardian, Died(engine.peer, "signal SIGKILL"))
-
-    # --- one thing happens
+    def moves(self) -> bool:
+        """Whether anything can happen without time passing."""
+        return bool(self.up or self.down or self.life.vacancies or self.life.can_work())
 
     def _step(self) -> None:
+        """One thing happens."""
         way = pick(self.rng, 14)
         if way < 4:
             self._up()
         elif way < 8:
             self._down()
         elif way < 12:
-            self._work()
+            self.life.work()
         elif way == 12:
-            self._load()
+            self.life.recover()
         else:
-            self._pass_time()
-
-    def _calm_step(self) -> bool:
-        """Like :meth:`_step`; false when nothing can happen any more."""
-        if self.up or self.down or self.loading:
-            self._step()
-            return True
-        return self._work()
+            self.life.pass_time()
 
     def _up(self) -> None:
-        if self.up:
-            self._event(Received(self.now, *self.up.take(self.rng)))
+        if self.up and self.broker.up and (taken := self.up.take(self.rng)) is not None:
+            self.broker.receive(*taken)
 
     def _down(self) -> None:
-        if self.down:
-            self._deliver(*self.down.take(self.rng))
+        if self.down and (taken := self.down.take(self.rng, self.life.stopped)) is not None:
+            peer, message = taken
+            if (process := self.processes.get(peer)) is not None:
+                process.on(message)
 
-    def _work(self) -> bool:
-        busy = [engine for engine in self.engines.values() if engine.jobs]
-        if busy:
-            busy[pick(self.rng, len(busy))].step(self.rng)
-        return bool(busy)
+    # --- births and deaths
 
-    def _load(self) -> None:
-        """An engine has loaded its model; it was welcomed before."""
-        if self.loading:
-            engine = self.loading.pop(0)
-            if any(isinstance(m, Hello) for m in self.up[engine.guardian]):
-                self.loading.append(engine)
-            else:
-                capacity = 1 + pick(self.rng, 3)
-                engine.send(Ready(VERSION, engine.guardian, capacity, 1, engine.arena))
+    def new_peer(self, kind: bytes) -> Peer:
+        """A fresh identity."""
+        self._names += 1
+        return b"%s%06d" % (kind, self._names)
 
-    def _pass_time(self) -> None:
-        self.now += self.rng.random() * 0.1
-        for peer in (*self.callers, *(engine.guardian for engine in self.engines.values())):
-            if not (queue := self.up[peer]):
-                self._event(Received(self.now, peer, Beat()))
-            elif not isinstance(queue[-1], Beat):  # it must not overtake what is under way
-                self.up.put(peer, Beat())
-        self._event(Tick(self.now))
+    def kept(self, queue: deque[Message]) -> int:
+        """How many of a link's messages survive the death of one of its ends."""
+        return pick(self.rng, len(queue) + 1)
 
-    def _event(self, event: Event) -> None:
-        for instruction in self.core.handle(event):
-            if type(instruction) is Send:
-                if type(instruction.message) is not Beat:
-                    self.down.put(instruction.peer, instruction.message)
-            elif type(instruction) is Reap:
-                self.memory.reap(instruction.arena)
+    def kill(self, process: Process) -> None:
+        """SIGKILL: what it had sent may be lost from some point on."""
+        self.trace("xx", process.peer, "dies")
+        peer = process.peer
+        del self.processes[peer]
+        self.life.stopped.pop(peer, None)
+        if isinstance(process, Engine):
+            self.blame_engine(peer)
+        process.die()
+        self.up.lose_newest(peer, self.kept(self.up[peer]))
+        self.down.lose_newest(peer, 0)
+        if self.rng.random() < 0.5:
+            self.broker.disconnect(peer)
+        else:
+            self.life.unnoticed.append(peer)
 
-    def _deliver(self, peer: Peer, message: Message) -> None:
-        if isinstance(message, Kill):
-            if (engine := self.engines.get(message.worker)) is not None:
-                self._kill_engine(engine)
-        elif (someone := self.engines.get(peer) or self.callers.get(peer)) is not None:
-            someone.on(message)
+    def leave(self, client: Client) -> None:
+        """A client process ends by itself: what it has sent arrives, and it removes its arena."""
+        del self.processes[client.peer]
+        client.die()
+        self.down.lose_newest(client.peer, 0)
+        self.life.unnoticed.append(client.peer)
+        for arena in client.arenas:
+            self.memory.arenas.pop(arena, None)
+
+    def living_arenas(self) -> set[str]:
+        """Arenas whose owner holds their lock."""
+        return {a for p in self.processes.values() if isinstance(p, Engine | Client) for a in p.arenas}
 
     # --- what must hold
 
+    def assigned(self, m: Assign) -> None:
+        """An engine has got a task."""
+        assert self.seeds.setdefault(m.request, m.seed) == m.seed, "a request has changed its seed"
+
+    def blame(self, attempt: tuple[int, int, int]) -> None:
+        """This attempt ends by a mishap."""
+        self.blamed[attempt[:2]] += 1
+
+    def blame_engine(self, peer: Peer) -> None:
+        """All that an engine may have been given ends by its death."""
+        for task, holder in self.broker.holders.items():
+            if holder == peer:
+                self.blamed[task] += 1
+
     def check_inputs(self, job: Job) -> None:
         """A task that succeeds has seen everything that its producers gave."""
-        for edge, inlet in job.inlets.items():
-            producer = self.pipeline.edges[edge].from_
-            if producer != "request":
-                given = content(job.request, self.order.index(producer))
-                assert inlet.values == given, "an input is not whole"
+        for inlet in job.inlets:
+            producer = self.pipeline.edges[inlet.edge].from_
+            given = (
+                [self.given[job.folder]]
+                if producer == "request"
+                else content(job.seed, self.order.index(producer))
+            )
+            assert inlet.taken == given, "an input is not whole"
+
+    def dropped(self, stream: Stream) -> None:
+        """A client process has to give a call up."""
+        if stream.call.stream is stream:
+            stream.call.stream = None
+            stream.call.status = "refused"
 
     def _check_end(self) -> None:
         """Every request has ended, and nothing of it is left anywhere."""
-        for caller in self.callers.values():
-            for tag, call in caller.calls.items():
-                assert call.ended, f"request {tag} never ended"
-        tasks = self.core.tasks
-        assert not tasks.requests
-        assert not len(tasks.blocks), "blocks are left"
-        assert not tasks.blocks.holds
-        assert all(stage.scheduler.length == 0 for stage in tasks.pipelines["p"].stages)
-        for peer in (*self.engines.values(), *self.callers.values()):
-            assert not self.memory.left(peer.arena), f"never freed: {self.memory.left(peer.arena)}"
+        for call in self.calls.values():
+            assert not call.open, f"{call.name} (request {call.number}) never ended"
+        core = self.broker.core
+        board = core.board
+        assert not board.requests, f"requests are left: {list(board.requests)}"
+        assert not board.names
+        assert not board.blocks.in_limbo, f"never introduced: {list(core.awaited)}"
+        assert not len(board.blocks), "blocks are left"
+        assert not board.blocks.holds
+        assert not board.blocks.orphaned
+        assert all(stage.scheduler.length == 0 for stage in board.pipelines["p"].stages)
+        assert not any(worker.tasks for worker in core.workers.values())
+        assert not any(client.requests for client in core.clients.values())
+        assert not self.broker.journal.requests, "records are left"
+        strangers = set(self.broker.journal.peers) - set(self.processes)
+        assert not strangers, f"dead peers are remembered: {strangers}"
+        living = {p.arena for p in self.processes.values() if isinstance(p, Engine | Client)}
+        for arena, blocks in self.memory.arenas.items():
+            assert arena in living, f"the dead's {arena} is left"
+            assert not blocks, f"never freed: {blocks}"
+        assert not self.memory.files, f"files are left: {self.memory.files}"
+        for process in self.processes.values():
+            if isinstance(process, Engine | Client):
+                resync = process.session.resync()
+                assert not resync.holds, f"{process.peer!r} remembers views that are gone"
+                assert not resync.lent, f"{process.peer!r} remembers blocks that are freed"

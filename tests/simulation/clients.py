@@ -1,0 +1,288 @@
+"""A client process: carries users' calls, reads outputs slowly, and goes on at a broker that returns."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING
+
+from adapters.handle import Chunk
+from broker.protocol import (
+    VERSION,
+    Abort,
+    Accepted,
+    Attach,
+    Attached,
+    Beat,
+    Connect,
+    Connected,
+    Ended,
+    Forget,
+    Free,
+    Letters,
+    Message,
+    Output,
+    Peer,
+    Refused,
+    Submit,
+    Taken,
+    Who,
+)
+from broker.session import Session, size_of
+from tests.simulation.calls import Call
+from tests.simulation.graphs import pick
+from tests.simulation.memory import Gone
+from tests.simulation.peers import Producer, value_of
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Stream:
+    """A call as its client process knows it."""
+
+    def __init__(self, call: Call, opening: Submit | Attach) -> None:
+        self.call = call
+        self.opening = opening
+        self.opened = False
+        self.received = dict(opening.received)
+        self.waiting: deque[tuple[str, Chunk]] = deque()  #: not taken by the user yet
+        self.unmeasured = 0  #: of those, how many the broker takes for taken
+        self.untold: dict[str, tuple[int, int]] = {}
+        self.ended: Ended | None = None
+
+    def reopen(self) -> Submit | Attach:
+        """The message that continues it at a broker that was restarted, which takes all for taken."""
+        self.unmeasured = len(self.waiting)
+        self.untold.clear()
+        self.opening.received = dict(self.received)
+        return self.opening
+
+    def reattach(self) -> Submit | Attach | None:
+        """The message that continues it at a broker that had given us up; None: nothing can."""
+        for output, chunk in reversed(self.waiting):
+            self.received[output] = chunk.seq
+        self.waiting.clear()
+        if isinstance(self.opening, Submit) and self.opened:
+            self.opening = Attach(self.opening.tag, self.opening.name)
+        return None if self._lends() else self.reopen()
+
+    def _lends(self) -> bool:
+        given = self.opening.given.values() if isinstance(self.opening, Submit) else ()
+        return any(chunk.handles for chunks in given for chunk in chunks)
+
+
+class Client(Producer):
+    """A gateway, or a program with an API client ("api"): when that dies, nobody comes back for its calls."""
+
+    def __init__(self, world: World, peer: Peer, kind: str) -> None:
+        super().__init__(world, peer)
+        self.kind = kind
+        self.session = Session()
+        self.streams: dict[int, Stream] = {}
+        self.introducing = ""
+        self._tags = 0
+        self.send(Connect(VERSION, kind))
+
+    def say_beat(self) -> None:
+        """Due now and then."""
+        self.beat(Beat())
+
+    # --- what users want
+
+    def submit(self, rng: random.Random, call: Call, **more: object) -> None:
+        """A new request."""
+        value = pick(rng, 1 << 30)
+        durable = any(
+            edge.from_ == "request" and edge.checkpoint == "disk" for edge in self.world.pipeline.edges
+        )
+        handles = [self.world.memory.put(self.arena, call.name, durable=durable)] if value % 2 else []
+        self.session.lend(handles)
+        self.world.given[call.name] = value
+        given = {"request": [self.chunk(0, value, handles, last=True)]}
+        self._tags += 1
+        outputs = list(call.outputs)
+        submit = Submit(
+            self._tags,
+            "p",
+            outputs,
+            given,
+            name=call.name,
+            stored=call.stored,
+            call=b"x",
+            **more,  # type: ignore[arg-type]
+        )
+        self._open(call, submit)
+
+    def attach(self, call: Call) -> None:
+        """A user has come back for a call."""
+        call.kind = self.kind
+        self._tags += 1
+        received = {output: len(values) for output, values in call.outputs.items()}
+        for output, chunks in received.items():
+            self.world.broker.flow.output(call.number, output, chunks)
+        self._open(call, Attach(self._tags, call.name, received))
+
+    def _open(self, call: Call, opening: Submit | Attach) -> None:
+        stream = self.streams[opening.tag] = call.stream = Stream(call, opening)
+        if not self.introducing:
+            self.send(stream.opening)
+
+    def close(self, tag: int, farewell: Abort | Forget) -> None:
+        """Nobody reads this stream any more."""
+        stream = self.streams.pop(tag)
+        self.send(farewell)
+        for _, chunk in stream.waiting:
+            self.release([handle.block for handle in chunk.handles])
+
+    def drop_letters(self) -> None:
+        """A person has seen enough of the dead letters."""
+        self._tags += 1
+        self.send(Letters(self._tags, "drop", "all"))
+
+    def letters(self, rng: random.Random, name: str) -> None:
+        """A person looks at the dead letters."""
+        self._tags += 1
+        self.send(Letters(self._tags, rng.choice(["list", "show", "retry", "drop"]), name))
+
+    # --- one step: a user reads
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.streams)
+
+    def can_step(self) -> bool:
+        return any(stream.waiting or stream.ended for stream in self.streams.values())
+
+    def step(self, rng: random.Random) -> None:
+        """A user takes one chunk, or the end."""
+        tags = [tag for tag, stream in self.streams.items() if stream.waiting or stream.ended]
+        if not tags:
+            return
+        tag = tags[pick(rng, len(tags))]
+        stream = self.streams[tag]
+        if stream.waiting:
+            self._take(tag, stream, *stream.waiting.popleft())
+            return
+        assert stream.ended is not None
+        call, error = stream.call, stream.ended.error
+        self.close(tag, Forget(tag))
+        if error is not None and error.type == "taken_over":
+            assert call.contested, "nobody had taken it over"
+            if call.stream is stream:  # the other one was late; its user comes back
+                call.stream, call.left = None, self.world.now
+        elif call.stream is stream:
+            call.finish(stream.ended.status, error)
+
+    def _take(self, tag: int, stream: Stream, output: str, chunk: Chunk) -> None:
+        blocks = [handle.block for handle in chunk.handles]
+        try:
+            self.views.open(chunk)
+        except Gone:
+            raise AssertionError("an output's block is gone while its client lives") from None
+        for block in blocks:
+            self.views.close(block)
+        self.release(blocks)
+        if stream.call.stream is stream:
+            stream.call.got(output, chunk.seq, value_of(chunk))
+            self.world.broker.flow.output(stream.call.number, output, chunk.seq + 1)
+        self._measure(tag, stream, output, chunk)
+
+    def _measure(self, tag: int, stream: Stream, output: str, chunk: Chunk) -> None:
+        if stream.unmeasured:
+            stream.unmeasured -= 1
+            return
+        if stream.ended:
+            return
+        chunks, nbytes = stream.untold.get(output, (0, 0))
+        chunks, nbytes = chunks + 1, nbytes + size_of(chunk)
+        limits = self.world.pipeline.limits
+        if chunks * 4 >= limits.ahead_chunks or nbytes * 4 >= limits.ahead_mb * 2**20:
+            self.send(Taken(tag, output, chunks, nbytes))
+            chunks = nbytes = 0
+        stream.untold[output] = (chunks, nbytes)
+
+    # --- what the broker says
+
+    def on(self, m: Message) -> None:
+        if isinstance(m, Output):
+            self._on_output(m)
+        elif isinstance(m, Free):
+            self.freed(m)
+        elif isinstance(m, Accepted | Attached):
+            self._on_accepted(m)
+        elif isinstance(m, Ended):
+            if (stream := self.streams.get(m.tag)) is not None:
+                assert stream.ended is None, "two ends"
+                stream.ended = m
+        elif isinstance(m, Refused):
+            self._on_refused(m)
+        elif isinstance(m, Connected):
+            self._on_connected(m)
+        elif isinstance(m, Who):
+            self._on_who(m)
+
+    def _on_output(self, m: Output) -> None:
+        self.session.received(m.chunk.handles)
+        stream = self.streams.get(m.tag)
+        if stream is None or m.chunk.seq < stream.received.get(m.output, 0):
+            self.release([handle.block for handle in m.chunk.handles])
+            return
+        assert stream.ended is None, "an output after the end"
+        assert m.chunk.seq == stream.received.get(m.output, 0), "an output chunk is missing"
+        stream.received[m.output] = m.chunk.seq + 1
+        stream.waiting.append((m.output, m.chunk))
+
+    def _on_accepted(self, m: Accepted | Attached) -> None:
+        stream = self.streams.get(m.tag)
+        if stream is None:
+            return
+        stream.opened = True
+        if stream.call.stream is stream:
+            stream.call.accepted(m.request)
+
+    def _on_refused(self, m: Refused) -> None:
+        stream = self.streams.pop(m.tag, None)
+        if stream is not None and stream.call.stream is stream:
+            stream.call.stream = None
+            stream.call.refused(m.error)
+
+    # --- a broker that comes back
+
+    def _on_who(self, m: Who) -> None:
+        act = self.session.introduce(m)
+        if act != "ignore" and self.introducing != "gone":
+            self.introducing = act
+            self.restart_connection()
+            self.send(Connect(VERSION, self.kind))
+
+    def _on_connected(self, m: Connected) -> None:
+        self.session.met(m.boot)
+        act, self.introducing = self.introducing, ""
+        if act == "gone" or not self.arena:
+            self.session.begin_anew()
+            self.views.die()
+            self.open_arena()
+            self.send(Connect(VERSION, self.kind, self.arena))
+        if act:
+            self._reopen(known=act == "introduce")
+
+    def _reopen(self, *, known: bool) -> None:
+        if known:
+            self.send(Connect(VERSION, self.kind, self.arena))
+        for tag, stream in list(self.streams.items()):
+            if stream.ended:
+                continue
+            if not known and stream.call.left is None:
+                assert self.suspected is not None, "a living client was given up"
+                stream.call.left = self.suspected
+            opening = stream.reopen() if known else stream.reattach()
+            for output, chunks in stream.received.items():
+                self.world.broker.flow.output(stream.call.number, output, chunks)
+            if opening is None:
+                del self.streams[tag]
+                self.world.dropped(stream)
+            else:
+                self.send(opening)
+        if known:
+            self.send(self.session.resync())

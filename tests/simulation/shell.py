@@ -1,0 +1,171 @@
+"""The broker process around the core: journal before instructions, death at any moment, and coming back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from broker.core.events import Discard, Event, Gone, Instruction, Lost, Reap, Received, Send, SweepRun, Tick
+from broker.core.machine import Core, Settings
+from broker.core.records import OfPeer, OfRequest
+from broker.core.requests import Settings as RequestSettings
+from broker.core.restore import restore
+from broker.protocol import Assign, Beat, Grant, Message, Peer
+from tests.simulation.flow import FlowCheck
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+_encode = msgspec.msgpack.encode
+_decode_request = msgspec.msgpack.Decoder(OfRequest).decode
+_decode_peer = msgspec.msgpack.Decoder(OfPeer).decode
+
+
+class Journal:
+    """What survives the broker, as bytes: nothing in it is shared with a core."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, list[bytes]] = {}
+        self.peers: dict[Peer, bytes] = {}
+
+    def write(self, core: Core) -> None:
+        """Takes a core's records in."""
+        batch = core.take_records()
+        if not batch:
+            return
+        for number in batch.dropped:
+            self.requests.pop(number, None)
+        for number, records in batch.requests.items():
+            self.requests.setdefault(number, []).extend([_encode(record) for record in records])
+        for peer, record in batch.peers.items():
+            if record is None:
+                self.peers.pop(peer, None)
+            else:
+                self.peers[peer] = _encode(record)
+
+    def read(self) -> tuple[dict[Peer, OfPeer], list[tuple[int, OfRequest]]]:
+        """Everything, for a new core."""
+        records = [
+            (n, _decode_request(record)) for n, rows in sorted(self.requests.items()) for record in rows
+        ]
+        return {peer: _decode_peer(record) for peer, record in self.peers.items()}, records
+
+
+class Broker:
+    """The broker, dead or alive."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.journal = Journal()
+        self.boot = 0
+        self.up = False
+        self.core: Core
+        self.flow = FlowCheck()
+        self.attempts: dict[tuple[int, int], int] = {}  #: task -> its newest attempt
+        self.holders: dict[tuple[int, int], Peer] = {}  #: task -> who was given that
+        self._connected: set[Peer] = set()  #: peers with a connection to this process
+        self.start()
+
+    # --- life and death
+
+    def start(self) -> None:
+        """Its supervisor starts it, the first time or again."""
+        world = self.world
+        self.boot += 1
+        limits = RequestSettings(keep_s=world.KEEP_S, detached_s=world.DETACHED_S, letters=5)
+        self.core = Core(
+            [world.pipeline],
+            run=world.RUN,
+            entropy=world.seed,
+            boot=self.boot,
+            store="store",
+            journal=True,
+            settings=Settings(liveness_s=world.LIVENESS_S, requests=limits),
+        )
+        self.up = True
+        if self.boot > 1:
+            peers, records = self.journal.read()
+            restore(self.core, peers, records, world.now, lost=world.memory.lost)
+            for peer in peers:
+                if peer not in world.processes and world.rng.random() < 0.7:
+                    self.handle(Gone(world.now, peer))  # else its silence, or its guardian's, must do
+            self.handle(Tick(world.now))
+
+    def die(self) -> None:
+        """SIGKILL: what was under way in either direction is lost from some point on."""
+        world = self.world
+        self.up = False
+        self._connected.clear()
+        for peer in world.up.busy():
+            world.up.lose_oldest(peer, world.kept(world.up[peer]))
+        for peer in world.down.busy():
+            world.down.lose_newest(peer, world.kept(world.down[peer]))
+
+    def knows(self, peer: Peer) -> bool:
+        """Whether the peer is not given up."""
+        return peer in self.core.workers or peer in self.core.clients or peer in self.core.guardians
+
+    # --- connections
+
+    def connect(self, peer: Peer) -> None:
+        """A peer's connection is there (again)."""
+        self._connected.add(peer)
+
+    def unconnected(self) -> list[Peer]:
+        """Living peers without a connection."""
+        return [peer for peer in self.world.processes if peer not in self._connected]
+
+    def disconnect(self, peer: Peer) -> None:
+        """The peer's process is gone, and that has been noticed."""
+        self._connected.discard(peer)
+
+    # --- events
+
+    def receive(self, peer: Peer, message: Message) -> None:
+        """A message has come."""
+        self.connect(peer)
+        self.world.trace("->", peer, message)
+        self.handle(Received(self.world.now, peer, message))
+
+    def handle(self, event: Event) -> None:
+        """One event, its records, then its instructions; sends that fail are the next events."""
+        todo = [event]
+        for event in todo:  # it grows meanwhile
+            instructions = self.core.handle(event)
+            self.journal.write(self.core)
+            for instruction in instructions:
+                if (peer := self._obey(instruction)) is not None and Lost(event.now, peer) not in todo:
+                    todo.append(Lost(event.now, peer))
+
+    def _obey(self, instruction: Instruction) -> Peer | None:
+        """Carries an instruction out. Gives the peer that it turned out not to reach."""
+        memory = self.world.memory
+        if type(instruction) is Send:
+            return self._send(instruction.peer, instruction.message)
+        if type(instruction) is Reap:
+            memory.reap(instruction.arena)
+        elif type(instruction) is Discard:
+            memory.discard(instruction.name)
+        elif type(instruction) is SweepRun:
+            memory.sweep(instruction.arenas, self.world.living_arenas())
+        return None
+
+    def _send(self, peer: Peer, message: Message) -> Peer | None:
+        if type(message) is Assign:
+            self._check_attempt(peer, message)
+        elif type(message) is Grant:
+            self.flow.check(self.core, message.request, message.stage, message.chunks)
+        if peer not in self._connected:
+            return peer
+        if type(message) is not Beat:
+            self.world.trace("<-", peer, message)
+            self.world.down.put(peer, message)
+        return None
+
+    def _check_attempt(self, peer: Peer, m: Assign) -> None:
+        task = (m.request, m.stage)
+        assert m.attempt > self.attempts.get(task, 0), "an attempt's number was used before"
+        self.attempts[task] = m.attempt
+        self.holders[task] = peer
+        self.flow.check(self.core, m.request, m.stage, m.granted[0])
