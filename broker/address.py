@@ -6,6 +6,7 @@ the workers' port; clients use the next one. TCP beyond loopback needs keys (see
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 import stat
@@ -33,6 +34,41 @@ def run_dir() -> Path:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "omni-broker"
     return Path(tempfile.gettempdir()) / f"omni-broker-{os.getuid()}"
+
+
+def state_dir() -> Path:
+    """Where a broker's journal and disk store are: on a real disk, unlike the run folder.
+
+    ``OMNI_STATE_DIR``, else ``omni-broker/NAME`` in ``XDG_STATE_HOME`` or ~/.local/state; NAME is "default",
+    or stands for the run folder that ``OMNI_RUN_DIR`` names: each broker has a state of its own.
+    """
+    if chosen := os.environ.get("OMNI_STATE_DIR"):
+        return Path(chosen)
+    home = os.environ.get("XDG_STATE_HOME")
+    base = Path(home) if home else Path.home() / ".local" / "state"
+    own = os.environ.get("OMNI_RUN_DIR")
+    name = hashlib.sha256(os.fsencode(Path(own).absolute())).hexdigest()[:12] if own else "default"
+    return base / "omni-broker" / name
+
+
+def make_state_dir(path: Path) -> Path:
+    """Creates the state folder with mode 0700, or closes an existing one of ours to others.
+
+    Raises AddressError when it belongs to somebody else, is no folder, or can't be made.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.lstat()
+        ours = stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid()
+    except OSError as error:
+        raise AddressError(
+            f"{path} can't be made ({error.strerror}); choose another with OMNI_STATE_DIR"
+        ) from None
+    if not ours:
+        raise AddressError(f"{path} is not a folder of yours; choose another with OMNI_STATE_DIR")
+    if info.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
 
 
 def make_run_dir(path: Path) -> Path:

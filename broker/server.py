@@ -1,7 +1,8 @@
 """The broker process: two ROUTER sockets, one core.
 
-Each wake-up drains what waits on a socket, runs the core over it, and sends each peer one frame with all
-that is due to it. So batching grows with the load, and an idle broker answers at once.
+Each wake-up drains what waits on a socket, runs the core over it, writes what it decided into the journal,
+and then sends each peer one frame with all that is due to it. So batching grows with the load, and an idle
+broker answers at once.
 """
 
 from __future__ import annotations
@@ -10,20 +11,17 @@ import argparse
 import asyncio
 import gc
 import logging
-import secrets
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import msgspec
 import uvloop
 import zmq
 
-from adapters.sweep import RunLock, sweep, unlink_owner
 from broker.address import Endpoints, endpoints, make_run_dir
-from broker.core.events import Event, Lost, Note, Reap, Received, Send, Tick
-from broker.core.machine import Core
+from broker.core.events import Discard, Event, Lost, Note, Reap, Received, Send, SweepRun, Tick
+from broker.estate import Estate
 from broker.protocol import Message, Peer, decode_from_client, decode_from_worker, encode
 from broker.wire import BATCH, MAX_FRAME, RETRY_S, Port
 from pipelines.graph import Pipeline
@@ -33,20 +31,17 @@ log = logging.getLogger("broker")
 BACKLOG = 100_000  #: messages that may wait for one slow peer before it is given up
 SLICE = 256  #: of these, how many go in one frame
 PIPE = 100  #: frames that ZeroMQ holds for one peer
+HURRY_S = 0.1  #: between two ticks while peers of a dead broker are awaited
 
 
 class Server:
     """Translates between sockets and the core."""
 
-    def __init__(self, pipelines: list[Pipeline], where: Endpoints) -> None:
-        self.malformed: Counter[str] = Counter()
-        self.core = Core(
-            pipelines,
-            run=secrets.token_hex(8),
-            entropy=secrets.randbits(64),
-            first_request=time.time_ns() // 1_000_000 << 12,  # numbers of an earlier run never come back
-        )
+    def __init__(self, estate: Estate, where: Endpoints) -> None:
+        self.core = estate.core
+        self._estate = estate
         self._outbox: dict[Peer, list[Message]] = {}
+        self._removals: list[Reap | Discard | SweepRun] = []
         self._used: set[Port] = set()  #: sent through since the last poke
         self._stuck: dict[Peer, list[Message]] = {}  #: of peers whose pipe is full; sent when it is not
         self._warned: set[Peer] = set()
@@ -87,7 +82,7 @@ class Server:
 
     def _drop(self, peer: Peer, error: Exception) -> None:
         """A malformed message costs its sender that message and nobody else anything."""
-        self.core.refused["malformed"] += 1
+        self.core.board.refused["malformed"] += 1
         if peer not in self._warned and len(self._warned) < 10_000:
             self._warned.add(peer)
             log.warning("dropped a malformed message of peer %s: %s", peer.hex(), error)
@@ -97,18 +92,22 @@ class Server:
             instructions = self.core.handle(event)
         except Exception:
             log.exception("the core failed on %.500r", event)
-            self.core.refused["internal_error"] += 1
+            self.core.board.refused["internal_error"] += 1
             return
         for instruction in instructions:
             if type(instruction) is Send:
                 self._outbox.setdefault(instruction.peer, []).append(instruction.message)
             elif type(instruction) is Note:
                 log.log(instruction.level, instruction.text, *instruction.values)
-            elif type(instruction) is Reap:
-                unlink_owner(instruction.arena)
+            elif isinstance(instruction, Reap | Discard | SweepRun):
+                self._removals.append(instruction)
 
     def _flush(self) -> None:
-        """Sends every peer what is due to it. Peers that turn out gone are the core's next events."""
+        """Writes the journal, then sends every peer what is due to it.
+
+        Peers that turn out gone are the core's next events.
+        """
+        self._estate.commit()
         while self._outbox:
             outbox, self._outbox = self._outbox, {}
             for peer, messages in outbox.items():
@@ -120,6 +119,11 @@ class Server:
             for port in self._used:
                 port.poke()
             self._used.clear()
+            self._estate.commit()
+        if self._removals:
+            removals, self._removals = self._removals, []
+            for removal in removals:
+                self._estate.carry_out(removal)
 
     def _send(self, peer: Peer, messages: list[Message]) -> bool:
         """One frame. False: the peer's pipe is full."""
@@ -157,24 +161,32 @@ class Server:
 
     async def run(self) -> None:
         """Serves until cancelled."""
+        beat_s, sync_s = self.core.settings.beat_s, self._estate.sync_s
+        synced = time.monotonic()
+        for gone in self._estate.gone:
+            self._handle(gone)
+        self._handle(Tick(synced))
+        self._flush()
         try:
             while True:
-                await asyncio.sleep(self.core.settings.beat_s)
-                self._handle(Tick(time.monotonic()))
+                await asyncio.sleep(HURRY_S if self.core.awaited else min(beat_s, sync_s or beat_s))
+                now = time.monotonic()
+                self._handle(Tick(now))
                 self._flush()
+                if now - synced >= sync_s:
+                    synced = now
+                    self._estate.sync()
         finally:
             for port in set(self._ports.values()):
                 port.close()
 
 
-async def serve(pipelines: list[Pipeline], address: str | None) -> None:
+async def serve(pipelines: list[Pipeline], address: str | None, state: Path | None, sync_s: float) -> None:
     """Binds the sockets and serves until SIGTERM or SIGINT."""
     where = endpoints(address)
+    estate = Estate(pipelines, state, sync_s)
     _clear(where)
-    for swept in sweep():
-        log.info("removed %s (%d bytes), left by a dead run", swept.name, swept.bytes)
-    server = Server(pipelines, where)
-    lock = RunLock(server.core.run)
+    server = Server(estate, where)
     log.info("serving %s at %s", ", ".join(p.name for p in pipelines), where.workers)
     task = asyncio.ensure_future(server.run())
     loop = asyncio.get_running_loop()
@@ -186,8 +198,7 @@ async def serve(pipelines: list[Pipeline], address: str | None) -> None:
         log.info("stopped")
     finally:
         _clear(where)
-        lock.close()
-        sweep()  # what workers left that ended before us
+        estate.close()
 
 
 def _clear(where: Endpoints) -> None:
@@ -200,10 +211,12 @@ def _clear(where: Endpoints) -> None:
 
 
 def main() -> None:
-    """``python -P -m broker.server --pipelines FILE [--address ADDRESS]``, started by the supervisor."""
+    """``python -P -m broker.server --pipelines FILE``, started by the supervisor."""
     parser = argparse.ArgumentParser(prog="broker.server", description="The broker process.")
     parser.add_argument("--pipelines", type=Path, required=True, help="JSON file with a list of pipelines")
     parser.add_argument("--address", default=None, help="ipc:///folder or tcp://127.0.0.1:port")
+    parser.add_argument("--state", type=Path, default=None, help="folder of the journal and the disk store")
+    parser.add_argument("--sync", type=float, default=1.0, help="seconds between two fsyncs of the journal")
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level.upper(), format="%(message)s")
@@ -212,7 +225,7 @@ def main() -> None:
         50_000, 20, 100
     )  # the core's objects are freed by their counts; scanning them is for nothing
     pipelines = msgspec.json.decode(arguments.pipelines.read_bytes(), type=list[Pipeline])
-    uvloop.run(serve(pipelines, arguments.address))
+    uvloop.run(serve(pipelines, arguments.address, arguments.state, arguments.sync))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -30,12 +30,13 @@ from pipelines.models import list_models
 
 log = logging.getLogger("supervisor")
 
-LONGEST_PAUSE_S = 10.0  #: between two starts of a process that keeps dying
+LONGEST_PAUSE_S = 2.0  #: between two starts of a process that keeps dying
 SETTLED_S = 10.0  #: a process that lived so long is started again at once
 DRAIN_S = 35.0  #: workers get so long to finish what they hold
 STOP_S = 8.0  #: the gateway and the broker get so long
 FRONT_S = 5.0  #: workers start after the gateway has opened its port, or after so long
 PULL_RETRY_S = 30.0
+API_KEYS = "api-keys"  #: their file in the run folder
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -43,23 +44,29 @@ class Settings(msgspec.Struct, frozen=True):
 
     pipelines: list[Pipeline]
     run_dir: Path  #: made already, see :func:`broker.address.make_run_dir`
+    state_dir: Path | None = None  #: likewise; None: without a journal and a disk store
+    sync_s: float = 1.0  #: see :class:`broker.journal.Journal`
     host: str = "127.0.0.1"
     port: int = 8000
     workers: bool = True
     gateway: bool = True
+    gateway_options: tuple[str, ...] = ()  #: of its command line, see :mod:`broker.gateway.settings`
+    api_keys: tuple[str, ...] = ()  #: lines, see :mod:`broker.gateway.keys`; none: everybody may ask
+    listen: str | None = None  #: a TCP address where workers and clients may come in too
     log_level: str = "INFO"
 
 
 class AlreadyRunning(Exception):
-    """Another supervisor holds the run folder. ``pid`` is its process."""
+    """Another supervisor holds the run folder, or the state folder. ``pid`` is its process."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, folder: Path) -> None:
         super().__init__(f"omni-broker runs already (process {pid}); stop it with `omni-broker stop`")
         self.pid = pid
+        self.folder = folder
 
 
-def _lock_file(run_dir: Path) -> Path:
-    return run_dir / "supervisor.pid"
+def _lock_file(folder: Path) -> Path:
+    return folder / "supervisor.pid"
 
 
 def running_pid(run_dir: Path) -> int | None:
@@ -76,15 +83,15 @@ def running_pid(run_dir: Path) -> int | None:
 
 
 @contextmanager
-def _hold(run_dir: Path) -> Iterator[None]:
-    """Holds the run folder's lock. Raises AlreadyRunning."""
-    path = _lock_file(run_dir)
+def _hold(folder: Path) -> Iterator[None]:
+    """Holds a folder's lock. Raises AlreadyRunning."""
+    path = _lock_file(folder)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunning(int(file.read() or 0)) from None
+            raise AlreadyRunning(int(file.read() or 0), folder) from None
         file.truncate()
         file.write(str(os.getpid()))
         file.flush()
@@ -183,10 +190,15 @@ class Supervisor:
         document.write_bytes(msgspec.json.encode(self.settings.pipelines))
         level = ("--log-level", self.settings.log_level)
         broker = python("broker.server", "--pipelines", str(document), "--address", self._address, *level)
+        if self.settings.state_dir is not None:
+            broker += ["--state", str(self.settings.state_dir), "--sync", str(self.settings.sync_s)]
+        if self.settings.listen is not None:
+            broker += ("--listen", self.settings.listen)
         self._front.append(Child("broker", broker, self._say))
         if self.settings.gateway:
             where = ("--host", self.settings.host, "--port", str(self._port))
-            gateway = python("broker.gateway", *where, "--address", self._address, *level)
+            more = (*self.settings.gateway_options, *self._write_api_keys())
+            gateway = python("broker.gateway", *where, "--address", self._address, *level, *more)
             self._front.append(Child("gateway", gateway, self._say))
         for child in self._front:
             child.start()
@@ -198,6 +210,17 @@ class Supervisor:
         await self._stop.wait()
         await self._shut_down()
         document.unlink(missing_ok=True)
+        (self.settings.run_dir / API_KEYS).unlink(missing_ok=True)
+
+    def _write_api_keys(self) -> tuple[str, ...]:
+        """The gateway's option for the API keys; they go into a file, since all may read command lines."""
+        path = self.settings.run_dir / API_KEYS
+        path.unlink(missing_ok=True)
+        if not self.settings.api_keys:
+            return ()
+        path.touch(mode=0o600)
+        path.write_text("\n".join(self.settings.api_keys))
+        return ("--api-keys", str(path))
 
     async def _announce(self) -> None:
         from broker.announce import announce  # not at the head: the front starts before all else
@@ -308,6 +331,8 @@ def _free_port(host: str) -> int:
 
 def supervise(settings: Settings) -> int:
     """Runs until stopped; returns the exit code. Raises AlreadyRunning."""
-    with _hold(settings.run_dir):
+    with ExitStack() as held:
+        for folder in filter(None, (settings.run_dir, settings.state_dir)):
+            held.enter_context(_hold(folder))
         asyncio.run(Supervisor(settings).run())
     return 0

@@ -123,10 +123,6 @@ def _check_edge(edge: Edge, key: str, pipeline: Pipeline) -> None:
         raise PipelineError(f"the stage {edge.to} can't feed itself", key=key)
     if edge.transfer is not None and not _IN_MODULE.fullmatch(edge.transfer):
         raise PipelineError(f'{edge.transfer!r}: expected "package.module:function"', key=f"{key}.transfer")
-    if edge.checkpoint == "disk":
-        raise PipelineError(
-            'chunks are not kept on disk in this version; allowed: "none", "memory"', key=f"{key}.checkpoint"
-        )
 
 
 def _check_twice(edges: Iterable[Edge]) -> None:

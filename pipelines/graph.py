@@ -141,6 +141,11 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             e.checkpoint == "disk" and (e.from_ == producer or producer in outputs) for e in self.edges
         )
 
+    def with_checkpoint(self, checkpoint: Literal["none", "memory", "disk"]) -> Pipeline:
+        """The same with this setting on all edges."""
+        edges = [msgspec.structs.replace(edge, checkpoint=checkpoint) for edge in self.edges]
+        return msgspec.structs.replace(self, edges=edges)
+
     def into(self, stage: str) -> list[tuple[int, Edge]]:
         """The edges that end in a stage, with their numbers on the wire (positions in ``edges``)."""
         return [(i, e) for i, e in enumerate(self.edges) if e.to == stage]

@@ -32,7 +32,7 @@ def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
     with tempfile.TemporaryDirectory(prefix="omni-test-", dir="/dev/shm") as name:
         folder = Path(name)
-        for variable, sub in (("OMNI_RUN_DIR", "run"), ("OMNI_SHM_DIR", "shm")):
+        for variable, sub in (("OMNI_RUN_DIR", "run"), ("OMNI_SHM_DIR", "shm"), ("OMNI_STATE_DIR", "state")):
             monkeypatch.setenv(variable, str(folder / sub))
             (folder / sub).mkdir(mode=0o700)
         young, opened = children(), descriptors()

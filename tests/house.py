@@ -37,11 +37,15 @@ class House:
 
     def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
         self.folder = folder
-        self.run_dir, self.shm_dir = folder / "run", folder / "shm"
-        for sub in (self.run_dir, self.shm_dir):
+        self.run_dir, self.shm_dir, self.state_dir = folder / "run", folder / "shm", folder / "state"
+        for sub in (self.run_dir, self.shm_dir, self.state_dir):
             sub.mkdir(mode=0o700, exist_ok=True)
         self.address = f"ipc://{self.run_dir}"
-        own = {"OMNI_RUN_DIR": str(self.run_dir), "OMNI_SHM_DIR": str(self.shm_dir)}
+        own = {
+            "OMNI_RUN_DIR": str(self.run_dir),
+            "OMNI_SHM_DIR": str(self.shm_dir),
+            "OMNI_STATE_DIR": str(self.state_dir),
+        }
         self.env = {**os.environ, **own, **(env or {})}
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
@@ -86,8 +90,9 @@ class House:
             if self.process is not None:
                 assert self.process.returncode == 0, self.log
             until(lambda: not self.processes(), "all processes to end", 5.0)
-            for folder in (self.run_dir, self.shm_dir):
-                assert files_in(folder) == [], self.log
+            for folder in (self.run_dir, self.shm_dir, self.state_dir):
+                left = files_in(folder)
+                assert left == [], f"{folder} holds {left}; the log:\n{self.log}"
         finally:
             for pid in self.processes():
                 os.kill(pid, signal.SIGKILL)

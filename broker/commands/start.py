@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from broker.commands import doors
 from broker.commands.common import USAGE, say
+from broker.commands.doors import API_KEY_VARIABLE
 
+CHECKPOINTS = ("none", "memory", "disk")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -18,6 +22,12 @@ def _level(text: str) -> str:
     if text.upper() not in LEVELS:
         raise typer.BadParameter(f"one of {', '.join(LEVELS)}")
     return text.upper()
+
+
+def _checkpoint(text: str | None) -> str | None:
+    if text not in (None, *CHECKPOINTS):
+        raise typer.BadParameter(f"one of {', '.join(CHECKPOINTS)}")
+    return text
 
 
 def start(  # noqa: PLR0917 - the options of a command line
@@ -39,6 +49,54 @@ def start(  # noqa: PLR0917 - the options of a command line
     ] = None,
     host: Annotated[str, typer.Option(help="Where the gateway listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Its port; 0 picks a free one.", min=0, max=65535)] = 8000,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="What all edges' chunks survive: none, memory (every process's death), disk (the machine's "
+            "too). Default: what each pipeline says.",
+            callback=_checkpoint,
+        ),
+    ] = None,
+    journal: Annotated[
+        bool, typer.Option(help="Keep a journal, so that requests survive the broker's death.")
+    ] = True,
+    sync: Annotated[
+        float,
+        typer.Option(help="Seconds of the journal that a power cut may lose; 0: none, and slower.", min=0),
+    ] = 1.0,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            help="A TCP address, like tcp://0.0.0.0:5555, where workers and clients may come in too; beyond "
+            "this machine it needs keys. Workers use the port, clients the next one."
+        ),
+    ] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="The folder of keys for TCP, see `omni-broker keys`.", envvar="OMNI_KEYS"),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key that HTTP callers must send. Repeat it for more. Others on this machine can read "
+            "command lines: rather use the variable, or --api-keys.",
+            envvar=API_KEY_VARIABLE,
+        ),
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(help="A file of such keys, a line each: `name key`, or just `key`.", dir_okay=False),
+    ] = None,
+    allow_media_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A host that links in messages may lead to, or .example.org for all hosts below it. Repeat "
+            "it for more. Default: links are refused."
+        ),
+    ] = None,
+    allow_media_private: Annotated[
+        bool, typer.Option("--allow-media-private", help="Also where such a host is not on the internet.")
+    ] = False,
     workers: Annotated[bool, typer.Option(help="Start the stages' workers.")] = True,
     gateway: Annotated[bool, typer.Option(help="Start the HTTP gateway.")] = True,
     log_level: Annotated[str, typer.Option(help=f"{', '.join(LEVELS)}.", callback=_level)] = "INFO",
@@ -50,7 +108,17 @@ def start(  # noqa: PLR0917 - the options of a command line
 
     It runs until Ctrl-C, SIGTERM or `omni-broker stop`.
     """
-    from broker.address import AddressError, is_loopback, make_run_dir, run_dir
+    from adapters.room import NoRoom, check_room
+    from adapters.room import NoRoom, check_room
+    from broker.address import (
+        AddressError,
+        is_loopback,
+        make_run_dir,
+        make_state_dir,
+        run_dir,
+        state_dir,
+    )
+    from broker.gateway.keys import ApiKeysError
     from broker.supervisor import AlreadyRunning, Settings, supervise
     from pipelines.catalog import DEFAULT_PIPELINE
     from pipelines.checks import check_local_devices
@@ -61,29 +129,44 @@ def start(  # noqa: PLR0917 - the options of a command line
     if stop_with_stdin:
         threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
     try:
+        doors.use_keys(keys)
+        doors.check_listen(listen)
         settings = Settings(
-            pipelines=load_all(pipeline or [DEFAULT_PIPELINE], stage or []),
+            pipelines=[
+                loaded.with_checkpoint(checkpoint) if checkpoint else loaded  # type: ignore[arg-type]
+                for loaded in load_all(pipeline or [DEFAULT_PIPELINE], stage or [])
+            ],
             host=host,
             port=port,
             workers=workers,
             gateway=gateway,
+            gateway_options=doors.media_options(allow_media_host or [], allow_media_private),
+            api_keys=doors.api_keys(api_key or [], api_keys),
+            listen=listen,
             run_dir=make_run_dir(run_dir()),
+            state_dir=make_state_dir(state_dir()) if journal else None,
+            sync_s=sync,
             log_level=log_level,
         )
+        check_room()
+        check_room()
         if workers:
             for loaded in settings.pipelines:
                 check_local_devices(loaded, gpu_count())
-    except (PipelineError, AddressError) as error:
+    except (PipelineError, AddressError, NoRoom, ApiKeysError) as error:
         say(str(error))
         raise typer.Exit(USAGE) from None
-    if gateway and not is_loopback(host):
-        say(f"warning: {host} can be reached from other machines, and there is no API key: anybody may ask")
+    if gateway and not settings.api_keys and not is_loopback(host):
+        say(
+            f"warning: {host} can be reached from other machines, and there is no API key (--api-keys): "
+            "anybody may ask"
+        )
     try:
         code = supervise(settings)
     except AlreadyRunning as error:
         say(
-            f"one is running already here (process {error.pid}, run folder {settings.run_dir}); end it with "
-            "`omni-broker stop`, or give this one a folder of its own in OMNI_RUN_DIR"
+            f"one is running already here (process {error.pid}, folder {error.folder}); end it with "
+            "`omni-broker stop`, or give this one folders of its own in OMNI_RUN_DIR and OMNI_STATE_DIR"
         )
         raise typer.Exit(USAGE) from None
     raise typer.Exit(code)

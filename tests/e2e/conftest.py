@@ -34,6 +34,7 @@ class House:
         self.url = f"http://127.0.0.1:{port}"
         self.address = f"ipc://{folder}/run"
         self.env = {**os.environ, "OMNI_RUN_DIR": f"{folder}/run", "OMNI_SHM_DIR": f"{folder}/shm"}
+        self.env["OMNI_STATE_DIR"] = f"{folder}/state"
         self.log = folder / "log"
         self.shm = folder / "shm"
         self.shm.mkdir()

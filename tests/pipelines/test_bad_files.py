@@ -97,7 +97,6 @@ CASES = [
     ("edges", {"from": "a"}, "edges", "expected a list"),
     ("edges/0", "a -> b", "edges[0]", "'a -> b': expected a map"),
     ("edges/0/checkpoint", "tape", "edges[0].checkpoint", "Allowed: none, memory, disk"),
-    ("edges/0/checkpoint", "disk", "edges[0].checkpoint", "not kept on disk in this version"),
     # engines, models, devices
     ("stages/a/engine", "vlm", "stages.a.engine", "did you mean vllm? Allowed: vllm, vits-acoustic"),
     ("stages/a/engine", "os.system", "stages.a.engine", '"module:Class"'),

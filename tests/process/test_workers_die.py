@@ -97,6 +97,7 @@ async def test_an_item_that_kills_its_workers_fails_alone(house: Houses, tmp_pat
         with pytest.raises(BrokerError) as caught:
             await run(client, exit=7, at=1)
         assert [texts for texts, _ in await asyncio.gather(*mates)] == [WHOLE] * 3
+        assert await client.letters("drop", "all") == {"dropped": 1}
     error = caught.value.error
     assert (error.type, error.stage, error.attempts) == ("worker_died", "a", 3)
     assert "exit code 7" in error.message

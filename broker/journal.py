@@ -1,0 +1,209 @@
+"""The journal: what the broker must know again after its death, in one SQLite file.
+
+The shell writes a batch of records before it sends what follows from them, so after a SIGKILL the journal
+holds everything that anybody was told. That needs no fsync: what a process has written survives it. A power
+cut may lose the last ``sync_s`` seconds; with 0 each batch waits for the disk.
+
+SQLite is in WAL mode: a commit appends to the log; moving the log into the database, and the fsync that goes
+with it, happen on a thread (https://sqlite.org/wal.html). All records of a request go when it is forgotten,
+so the file stays as large as what is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sqlite3
+import time
+from pathlib import Path
+
+import msgspec
+
+from broker.core.records import Batch, OfPeer, OfRequest
+from broker.protocol import VERSION, Peer
+
+log = logging.getLogger("broker")
+
+FORMAT = 1
+LARGEST_LOG = 64 << 20  #: bytes; a larger WAL is cut back, for which the broker may wait a moment
+BUSY_S = 10.0
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (id INTEGER PRIMARY KEY CHECK (id = 0), value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS peers (peer BLOB PRIMARY KEY, record BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS records (
+    request INTEGER, n INTEGER, records BLOB NOT NULL, PRIMARY KEY (request, n)
+) WITHOUT ROWID;
+"""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_records = msgspec.msgpack.Decoder(list[OfRequest]).decode
+_decode_peer = msgspec.msgpack.Decoder(OfPeer).decode
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose journal it is."""
+
+    format: int = FORMAT
+    protocol: int = VERSION
+    run: str
+    boot: int
+    ahead: float  #: the wall clock less the shell's clock, in seconds
+    host: str  #: see :func:`this_host`
+
+
+_decode_meta = msgspec.msgpack.Decoder(Meta).decode
+
+
+class Saved(msgspec.Struct):
+    """What a journal holds."""
+
+    meta: Meta
+    peers: dict[Peer, OfPeer]
+    records: list[tuple[int, OfRequest]]
+
+
+def this_host() -> str:
+    """Names this boot of this machine and our process namespace: where it is the same, pids mean the same."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)
+
+
+def ahead() -> float:
+    """The wall clock less the shell's clock: lets times go over from one boot of a machine to the next."""
+    return time.time() - time.monotonic()
+
+
+class Journal:
+    """One broker's journal. All but :meth:`sync` is for the loop's thread.
+
+    Args:
+        path: Of the database; made if it isn't there.
+        sync_s: The longest time between two fsyncs while something is written; 0: each write has its own.
+    """
+
+    def __init__(self, path: Path, sync_s: float = 1.0) -> None:
+        self.path = path
+        self.sync_s = sync_s
+        self._written: set[int] = set()
+        self._next = 1
+        self._dirty = False
+        try:
+            self._open()
+            self._saved = self._load()
+        except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
+            bad = path.with_suffix(f".bad-{time.time_ns()}")
+            log.error(
+                "the journal %s can't be read (%s): requests in flight are lost; see %s", path, error, bad
+            )
+            self._database.close()
+            path.rename(bad)
+            self._remove_logs()
+            self._open()
+            self._saved = None
+
+    def _open(self) -> None:
+        self._database = sqlite3.connect(
+            self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        self.path.chmod(0o600)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute(f"PRAGMA synchronous={'FULL' if self.sync_s == 0 else 'NORMAL'}")
+        self._database.execute(f"PRAGMA wal_autocheckpoint={1000 if self.sync_s == 0 else 0}")
+        self._database.executescript(_SCHEMA)
+
+    def _load(self) -> Saved | None:
+        row = self._database.execute("SELECT value FROM meta").fetchone()
+        if row is None:
+            return None
+        meta = _decode_meta(row[0])
+        if (meta.format, meta.protocol) != (FORMAT, VERSION):
+            raise sqlite3.DatabaseError(f"it is of another release (format {meta.format}.{meta.protocol})")
+        peers = {
+            bytes(peer): _decode_peer(record)
+            for peer, record in self._database.execute("SELECT peer, record FROM peers")
+        }
+        records: list[tuple[int, OfRequest]] = []
+        for request, n, blob in self._database.execute("SELECT request, n, records FROM records ORDER BY n"):
+            records += [(request, record) for record in _decode_records(blob)]
+            self._written.add(request)
+            self._next = n + 1
+        return Saved(meta, peers, records)
+
+    def take_saved(self) -> Saved | None:
+        """What an earlier broker has left, once; None: nothing."""
+        saved, self._saved = self._saved, None
+        return saved
+
+    def begin(self, meta: Meta) -> None:
+        """This broker goes on from here."""
+        self._database.execute("INSERT OR REPLACE INTO meta VALUES (0, ?)", (_encode(meta),))
+
+    def write(self, batch: Batch) -> None:
+        """Writes a batch, whole or not at all. Raises sqlite3.Error when the disk refuses it."""
+        execute, executemany = self._database.execute, self._database.executemany
+        dropped = [(request,) for request in batch.dropped & self._written] if batch.dropped else []
+        rows = []
+        for request, records in batch.requests.items():
+            rows.append((request, self._next, _encode(records)))
+            self._next += 1
+        if not (dropped or rows or batch.peers):
+            return
+        execute("BEGIN")
+        try:
+            if dropped:
+                executemany("DELETE FROM records WHERE request = ?", dropped)
+            if rows:
+                executemany("INSERT INTO records VALUES (?, ?, ?)", rows)
+            for peer, record in batch.peers.items():
+                if record is None:
+                    execute("DELETE FROM peers WHERE peer = ?", (peer,))
+                else:
+                    execute("INSERT OR REPLACE INTO peers VALUES (?, ?)", (peer, _encode(record)))
+            execute("COMMIT")
+        except sqlite3.Error:
+            with contextlib.suppress(sqlite3.Error):
+                execute("ROLLBACK")
+            raise
+        self._written.difference_update(batch.dropped)
+        self._written.update(batch.requests)
+        self._dirty = True
+
+    @property
+    def due(self) -> bool:
+        """Whether something was written that :meth:`sync` has not seen."""
+        return self._dirty and self.sync_s > 0
+
+    def sync(self) -> None:
+        """Brings what is written to the disk, and the log into the database. It blocks: for a thread."""
+        self._dirty = False
+        log_file = self.path.with_name(f"{self.path.name}-wal")
+        large = log_file.exists() and log_file.stat().st_size > LARGEST_LOG
+        with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S)) as own:
+            own.execute("PRAGMA synchronous=NORMAL")
+            own.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if large else 'PASSIVE'})")
+
+    def close(self) -> bool:
+        """Ends it, and removes the file if it holds no request. Whether it did."""
+        empty = not self._written
+        self._database.execute("DELETE FROM peers")
+        self._database.close()
+        if empty:
+            self.remove()
+        return empty
+
+    def remove(self) -> None:
+        """Removes it: what it says is no longer true."""
+        self._database.close()
+        self.path.unlink(missing_ok=True)
+        self._remove_logs()
+
+    def _remove_logs(self) -> None:
+        for end in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + end).unlink(missing_ok=True)
