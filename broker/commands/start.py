@@ -109,7 +109,6 @@ def start(  # noqa: PLR0917 - the options of a command line
     It runs until Ctrl-C, SIGTERM or `omni-broker stop`.
     """
     from adapters.room import NoRoom, check_room
-    from adapters.room import NoRoom, check_room
     from broker.address import (
         AddressError,
         is_loopback,
@@ -148,7 +147,6 @@ def start(  # noqa: PLR0917 - the options of a command line
             sync_s=sync,
             log_level=log_level,
         )
-        check_room()
         check_room()
         if workers:
             for loaded in settings.pipelines:
