@@ -244,6 +244,7 @@ class Core:
             return
         known.seen = now
         if isinstance(known, Guardian):
+            known.ghost = False
             for worker in [w for w in known.workers.values() if w.ghost and w.peer not in m.workers]:
                 self._worker_gone(now, worker, "it died while the broker was away")
 
@@ -252,7 +253,7 @@ class Core:
         if guardian is None:
             self._stranger(peer, m)
             return
-        guardian.seen = now
+        guardian.seen, guardian.ghost = now, False
         worker = guardian.workers.get(m.worker)
         if worker is not None:
             self._worker_gone(now, worker, m.cause)
@@ -429,7 +430,7 @@ class Core:
             return  # it will connect again, or its guardian's silence ends it
         if (client := self.clients.get(peer)) is not None:
             self._client_gone(client)
-        elif (guardian := self.guardians.get(peer)) is not None:
+        elif (guardian := self.guardians.get(peer)) is not None and not guardian.ghost:
             self._guardian_gone(now, guardian, "its guardian is gone")
         elif (worker := self.workers.get(peer)) is not None and not worker.draining:
             # Messages to it were lost, so what it does now may be wrong: its tasks belong to somebody else.

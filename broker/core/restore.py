@@ -98,6 +98,7 @@ class _Replay:
             if stage.name == record.stage:
                 guardian = Guardian(peer, stage, self.now)
                 guardian.host, guardian.pid, guardian.device = record.host, record.pid, record.device
+                guardian.ghost = True
                 self.core.guardians[peer] = stage.guardians[peer] = guardian
 
     def _meet_worker(self, peer: Peer, record: WorkerMet) -> None:

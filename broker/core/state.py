@@ -189,7 +189,7 @@ class Worker:
 class Guardian:
     """A guardian process: it stands for the workers it started."""
 
-    __slots__ = ("dead", "device", "host", "peer", "pid", "seen", "since", "stage", "workers")
+    __slots__ = ("dead", "device", "ghost", "host", "peer", "pid", "seen", "since", "stage", "workers")
 
     def __init__(self, peer: Peer, stage: StageState, now: float) -> None:
         self.peer = peer
@@ -198,6 +198,7 @@ class Guardian:
         self.host = ""
         self.pid = 0
         self.device = ""
+        self.ghost = False  #: known from the journal alone; it has not spoken yet
         self.workers: dict[Peer, Worker] = {}
         self.dead: deque[Peer] = deque(maxlen=64)  #: engines whose death came before their Ready
 
