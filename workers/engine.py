@@ -7,7 +7,7 @@ parameters, a seed, perhaps something to resume from, and it may be cancelled at
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from adapters.chunk import Payload
@@ -104,8 +104,27 @@ class Stream:
             self._waiter = None
 
 
+async def _no_checkpoint(state: Payload) -> None:
+    """Nobody keeps it."""
+
+
 class Job:
-    """One attempt of one task, as an engine sees it."""
+    """One attempt of one task, as an engine sees it.
+
+    **Checkpoints.** ``await job.checkpoint(state)`` keeps the engine's own state, so that the next attempt
+    need not begin at the beginning: token lists, a diffusion's latents and the step they are of, a place in a
+    clip.
+
+    * The state is a payload: scalars, strings, bytes, lists and tensors of any size. It is copied before the
+      call returns; large tensors go through shared memory, and to disk too where the chunks of the stage do.
+      So take one as often as the work between two is worth the copy.
+    * Called by the generator itself, between two yields, it stands for the moment after all payloads yielded
+      so far. It replaces the one before.
+    * The next attempt finds the last one that arrived in ``resume_state``; its tensors are read-only views.
+      It may be older than ``emitted`` says, or None: payloads may have gone out since, and a state may be
+      lost with the machine it lay on. So a state should hold the number of payloads that it covers, and the
+      engine must be able to compute those between again, without yielding them twice.
+    """
 
     __slots__ = (
         "attempt",
@@ -131,7 +150,7 @@ class Job:
         emitted: int = 0,
         resumed: list[Payload] | None = None,
         resume_state: Payload | None = None,
-        checkpoint: Callable[[Payload], None] = lambda state: None,
+        checkpoint: Callable[[Payload], Awaitable[None]] = _no_checkpoint,
     ) -> None:
         self.name = name  #: "request/stage/attempt", for logs and for engines that want ids
         self.inputs = inputs  #: producer's name -> its payloads, transfer adapter and window applied
@@ -141,7 +160,7 @@ class Job:
         self.emitted = emitted  #: payloads that earlier attempts got out
         self.resumed = resumed or []  #: small fields of the chunks that earlier attempts got out (no tensors)
         self.resume_state = resume_state  #: the last checkpoint an earlier attempt made, or None
-        self.checkpoint = checkpoint  #: hands a state over that covers all payloads yielded so far
+        self.checkpoint = checkpoint  #: keeps a state for the next attempt, see above
         self.cancelled = False  #: set before the task is cancelled; for code on threads
 
     async def gather(self, producer: str) -> list[Payload]:

@@ -15,6 +15,7 @@ class Running:
     """What a worker process knows of one attempt."""
 
     __slots__ = (
+        "_checkpoints",
         "_granted",
         "_nbytes",
         "_wake",
@@ -35,6 +36,7 @@ class Running:
         self.cancelled = False
         self.job: Job | None = None  #: None until the task has run its first step
         self.task: asyncio.Task[None] | None = None
+        self._checkpoints: list[Chunk] = []  #: the last two: the broker may not have read the last one yet
         self._granted = assign.granted
         self._nbytes = 0  #: of this attempt's chunks so far
         self._wake: asyncio.Future[None] | None = None
@@ -50,6 +52,11 @@ class Running:
         self._nbytes += size_of(chunk)
         self.last = Emit(*self.name, chunk)
         return self.last
+
+    def replaced(self, checkpoint: Chunk) -> Chunk | None:
+        """Takes note of a checkpoint; returns one that is surely replaced by now."""
+        self._checkpoints.append(checkpoint)
+        return self._checkpoints.pop(0) if len(self._checkpoints) > 2 else None
 
     async def granted(self) -> None:
         """Waits until the next chunk may go: its consumers have taken enough of those before it."""

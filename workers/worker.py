@@ -22,7 +22,7 @@ import uvloop
 from adapters.arena import SharedMemory
 from adapters.chunk import Payload, body_fields, find_nonfinite, pack, pack_wait, unpack
 from adapters.disk import DiskStore
-from adapters.handle import AdapterError, ArenaFull
+from adapters.handle import AdapterError, ArenaFull, Chunk
 from broker.protocol import (
     VERSION,
     Assign,
@@ -273,8 +273,10 @@ class WorkerProcess:
         state = self._state(resume)
         assert running.inputs is not None
 
-        def checkpoint(state: Payload) -> None:
-            self._result(Checkpoint(*running.name, pack(state, running.seq, self.arena)))
+        async def checkpoint(state: Payload) -> None:
+            chunk = await self._pack(running, state)
+            self._result(Checkpoint(*running.name, chunk))
+            self._drop_copies(running.replaced(chunk))
 
         return Job(
             f"{assign.request}/{self.settings.stage}/{assign.attempt}",
@@ -319,15 +321,22 @@ class WorkerProcess:
         if self.stage.check_finite and (field := find_nonfinite(payload)) is not None:
             raise ItemError(f"its output {field} holds NaN or infinity")
         await running.granted()
+        self._result(running.emitted(await self._pack(running, payload)))
+
+    async def _pack(self, running: Running, payload: Payload) -> Chunk:
         name = running.assign.name
         if self._durable and name:
-            chunk = await pack_wait(payload, running.seq, self.arena, name=name, durable=True)
-        else:
-            try:
-                chunk = pack(payload, running.seq, self.arena)
-            except ArenaFull:
-                chunk = await pack_wait(payload, running.seq, self.arena, name=name)
-        self._result(running.emitted(chunk))
+            return await pack_wait(payload, running.seq, self.arena, name=name, durable=True)
+        try:
+            return pack(payload, running.seq, self.arena)
+        except ArenaFull:
+            return await pack_wait(payload, running.seq, self.arena, name=name)
+
+    def _drop_copies(self, checkpoint: Chunk | None) -> None:
+        """A checkpoint that nobody will ask for: its copies on disk would stay until the request's end."""
+        for handle in checkpoint.handles if checkpoint is not None else ():
+            if handle.copy and self.arena.store is not None:
+                self.arena.store.unlink(handle.copy)
 
 
 def find_engine(name: str) -> type[Engine]:

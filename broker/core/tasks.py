@@ -284,6 +284,8 @@ class Tasks:
         board = self._board
         board.log.add(task.request.number, Marked(task.stage.number, chunk))
         board.blocks.retain(chunk.handles)
+        request = task.request
+        request.files = request.files or any(h.copy or h.transport == "disk" for h in chunk.handles)
         if task.checkpoint is not None:
             board.blocks.drop(task.checkpoint.handles, board.out)
         task.checkpoint = chunk

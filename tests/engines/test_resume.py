@@ -128,7 +128,7 @@ async def test_of_recordings_at_most_one_window_is_heard_again(
     after: list[int] = []  # passes when each payload came
 
     def attempt(resumed: list[Payload], state: Payload | None) -> Job:
-        def checkpoint(new: Payload) -> None:
+        async def checkpoint(new: Payload) -> None:
             if not resumed:
                 states.append((len(given), new))
 

@@ -18,7 +18,7 @@ import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class PlacedGenerator(torch.Generator):
+class PlacedGenerator(torch.Generator):  # type: ignore[misc]  # torch counts as untyped
     """A generator that is seeded before each use, so there is nothing to rewind."""
 
     def get_offset(self) -> int:

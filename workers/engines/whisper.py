@@ -127,7 +127,7 @@ class WhisperEngine:
                     if (
                         number
                     ):  # the prompt counts until there is a segment, so only then is this a fresh start
-                        job.checkpoint({"clip": begin.clip, "window": window, "before": number})
+                        await job.checkpoint({"clip": begin.clip, "window": window, "before": number})
                 number += 1
                 if number > begin.segments:
                     yield {
