@@ -99,9 +99,8 @@ class Journal:
             self._saved = self._load()
         except (sqlite3.DatabaseError, msgspec.MsgspecError) as error:
             bad = path.with_suffix(f".bad-{time.time_ns()}")
-            log.error(
-                "the journal %s can't be read (%s): requests in flight are lost; see %s", path, error, bad
-            )
+            text = "the journal can't be read (%s): requests in flight are lost; it is put aside as %s"
+            log.error(text, str(error), bad)  # not the error itself: its frames keep the file open
             self._database.close()
             path.rename(bad)
             self._remove_logs()
