@@ -12,7 +12,7 @@ import numpy as np
 
 from adapters.arena import SharedMemory
 from adapters.sweep import Keep
-from tests.house import House
+from tests.house import House, line, write
 
 Houses = Callable[..., House]
 
@@ -76,3 +76,26 @@ def test_a_sweep_beside_a_running_broker_costs_it_nothing(echo: House) -> None:
     assert echo.command("shm", "sweep", "--force").returncode == 0
     asked = echo.command("ask", "and after")
     assert (asked.returncode, asked.stdout) == (0, "and after\n")
+
+
+def test_start_refuses_more_shared_memory_than_there_is(house: Houses) -> None:
+    home = house(env={"OMNI_SHM_MB": "99999999"})
+    refused = home.command("start", "--pipeline", "echo")
+    assert refused.returncode == 2
+    assert "--shm-size" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+async def test_payloads_over_the_ceiling_go_by_disk_and_leave_nothing_there(
+    house: Houses, tmp_path: Path
+) -> None:
+    home = house("--pipeline", write(tmp_path, line("a", "b")), env={"OMNI_SHM_MB": "4"})
+    payload = {"x": np.arange(5 << 18, dtype=np.float32)}
+    async with home.client() as client:
+        for _ in range(3):
+            given = {"request": [payload]}
+            async with await client.submit("line", outputs=["text"], given=given) as stream:
+                got = [payload async for _, payload in stream]
+            assert len(got) == 1
+            assert (got[0]["x"] == payload["x"]).all()
+        home.until(lambda: not list(home.state_dir.rglob("chunks/*")))
