@@ -12,6 +12,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -19,9 +20,10 @@ import msgspec
 import uvloop
 import zmq
 
-from broker.address import Endpoints, endpoints, make_run_dir
+from broker.address import AddressError, Endpoints, endpoints, make_run_dir
 from broker.core.events import Discard, Event, Lost, Note, Reap, Received, Send, SweepRun, Tick
 from broker.estate import Estate
+from broker.keys import Door, Keys
 from broker.protocol import Message, Peer, decode_from_client, decode_from_worker, encode
 from broker.wire import BATCH, MAX_FRAME, RETRY_S, Port
 from pipelines.graph import Pipeline
@@ -35,10 +37,19 @@ HURRY_S = 0.1  #: between two ticks while peers of a dead broker are awaited
 
 
 class Server:
-    """Translates between sockets and the core."""
+    """Translates between sockets and the core.
 
-    def __init__(self, estate: Estate, where: Endpoints) -> None:
+    Args:
+        estate: The core, and what lasts longer than it.
+        places: Where it can be reached, ipc before TCP.
+        door: Who may come in over TCP; None: everybody.
+
+    Raises AddressError where a place can't be had.
+    """
+
+    def __init__(self, estate: Estate, places: list[Endpoints], door: Door | None = None) -> None:
         self.core = estate.core
+        self._door = door
         self._estate = estate
         self._outbox: dict[Peer, list[Message]] = {}
         self._removals: list[Reap | Discard | SweepRun] = []
@@ -47,10 +58,10 @@ class Server:
         self._warned: set[Peer] = set()
         self._retry_due = False
         self._ports: dict[int, Port] = {}
-        self._open(where.workers, b"gw")
-        self._open(where.clients, b"c")
+        self._open([place.workers for place in places], b"gw")
+        self._open([place.clients for place in places], b"c")
 
-    def _open(self, endpoint: str, kinds: bytes) -> None:
+    def _open(self, endpoints: list[str], kinds: bytes) -> None:
         """Binds one ROUTER for peers whose identity starts with one of ``kinds``."""
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -58,7 +69,8 @@ class Server:
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
         socket.setsockopt(zmq.SNDHWM, PIPE)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.bind(endpoint)
+        for endpoint in endpoints:
+            self._bind(socket, endpoint)
         decode = decode_from_client if kinds == b"c" else decode_from_worker
 
         def on_frames(frames: list[bytes]) -> None:
@@ -79,6 +91,18 @@ class Server:
         port = Port(socket, on_frames, self._flush)
         for kind in kinds:
             self._ports[kind] = port
+
+    def _bind(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+        """What is set here for TCP is for this endpoint and those after it, not for those before."""
+        if endpoint.startswith("tcp://["):
+            socket.setsockopt(zmq.IPV6, 1)
+        if endpoint.startswith("tcp://") and self._door is not None:
+            self._door.secure(socket)
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise AddressError(f"can't listen at {endpoint}: {error.strerror}") from None
 
     def _drop(self, peer: Peer, error: Exception) -> None:
         """A malformed message costs its sender that message and nobody else anything."""
@@ -181,22 +205,34 @@ class Server:
                 port.close()
 
 
-async def serve(pipelines: list[Pipeline], address: str | None, state: Path | None, sync_s: float) -> None:
-    """Binds the sockets and serves until SIGTERM or SIGINT."""
+async def serve(
+    pipelines: list[Pipeline], address: str | None, listen: str | None, state: Path | None, sync_s: float
+) -> None:
+    """Binds the sockets and serves until SIGTERM or SIGINT. Raises AddressError."""
     where = endpoints(address)
+    places = [where, endpoints(listen)] if listen is not None else [where]
+    over_tcp = any(place.workers.startswith("tcp://") for place in places)
+    keys = Keys.find() if over_tcp else None
     estate = Estate(pipelines, state, sync_s)
-    _clear(where)
-    server = Server(estate, where)
-    log.info("serving %s at %s", ", ".join(p.name for p in pipelines), where.workers)
-    task = asyncio.ensure_future(server.run())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+    door: Door | None = None
     try:
+        if keys is not None:
+            door = Door(keys)
+        _clear(where)
+        server = Server(estate, places, door)
+        log.info(
+            "serving %s at %s", ", ".join(p.name for p in pipelines), " and ".join(p.workers for p in places)
+        )
+        task = asyncio.ensure_future(server.run())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
         await task
     except asyncio.CancelledError:
         log.info("stopped")
     finally:
+        if door is not None:
+            door.close()
         _clear(where)
         estate.close()
 
@@ -215,6 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="broker.server", description="The broker process.")
     parser.add_argument("--pipelines", type=Path, required=True, help="JSON file with a list of pipelines")
     parser.add_argument("--address", default=None, help="ipc:///folder or tcp://127.0.0.1:port")
+    parser.add_argument("--listen", default=None, help="tcp://host:port, where peers may come in too")
     parser.add_argument("--state", type=Path, default=None, help="folder of the journal and the disk store")
     parser.add_argument("--sync", type=float, default=1.0, help="seconds between two fsyncs of the journal")
     parser.add_argument("--log-level", default="INFO")
@@ -225,7 +262,11 @@ def main() -> None:
         50_000, 20, 100
     )  # the core's objects are freed by their counts; scanning them is for nothing
     pipelines = msgspec.json.decode(arguments.pipelines.read_bytes(), type=list[Pipeline])
-    uvloop.run(serve(pipelines, arguments.address, arguments.state, arguments.sync))
+    try:
+        uvloop.run(serve(pipelines, arguments.address, arguments.listen, arguments.state, arguments.sync))
+    except AddressError as error:
+        log.error("%s", error)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
