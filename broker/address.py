@@ -128,6 +128,14 @@ def endpoints(address: str | None = None) -> Endpoints:
     return Endpoints(f"tcp://{name}:{port}", f"tcp://{name}:{port + 1}")
 
 
+def cure(endpoint: str) -> str:
+    """What to do when nobody answers at an endpoint."""
+    found = "start a broker with `omni-broker start`, or name its address"
+    if endpoint.startswith("tcp://"):
+        return f"{found}; over TCP it answers only those who have its keys (OMNI_KEYS)"
+    return found
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the host's name or number."""
     if host == "localhost":

@@ -22,7 +22,7 @@ from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, Payload, pack_wait, unpack
 from adapters.disk import DiskStore
 from adapters.handle import AdapterError
-from broker.address import endpoints
+from broker.address import cure, endpoints
 from broker.protocol import (
     VERSION,
     Abort,
@@ -130,8 +130,7 @@ class Client:
                 await self._connected
         except TimeoutError:
             self._connection.close(0)
-            cure = "start one with `omni-broker start`, or name its address"
-            raise BrokerGone(f"no broker answers at {self._endpoint}; {cure}") from None
+            raise BrokerGone(f"no broker answers at {self._endpoint}; {cure(self._endpoint)}") from None
         except BrokerError:
             self._connection.close(0)
             raise

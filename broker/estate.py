@@ -64,11 +64,8 @@ class Estate:
         if self._journal is not None:
             host = this_host()
             self._journal.begin(Meta(run=self.run, boot=boot, ahead=ahead(), host=host))
-            if saved is not None:
+            if saved is not None:  # what else is in memory and on disk goes when its peers have reported
                 self._restore(saved, same_boot=saved.meta.host == host)
-        if self._store is not None:
-            self._store.sweep(set(self.core.board.names))
-
     def _restore(self, saved: Saved, *, same_boot: bool) -> None:
         """Goes on where the broker before us was. After a reboot nobody who knew it is left."""
         now = time.monotonic()
@@ -133,6 +130,8 @@ class Estate:
         elif isinstance(instruction, SweepRun):
             for swept in sweep_run(self.run, set(instruction.arenas)):
                 log.info("removed %s (%d bytes), whose owner is gone", swept.name, swept.bytes)
+            if self._store is not None:
+                self._thread.submit(_logged, self._store.sweep, set(self.core.board.names))
         elif self._store is not None:
             self._thread.submit(_logged, self._store.discard, instruction.name)
 

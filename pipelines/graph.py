@@ -125,11 +125,6 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 del waiting[name]
         return done
 
-    def with_checkpoint(self, checkpoint: Literal["none", "memory", "disk"]) -> Pipeline:
-        """The same with this setting on all edges."""
-        edges = [msgspec.structs.replace(edge, checkpoint=checkpoint) for edge in self.edges]
-        return msgspec.structs.replace(self, edges=edges)
-
     def durable(self, producer: str) -> bool:
         """Whether what a stage (or "request") makes has to be on disk before anybody hears of it.
 

@@ -34,7 +34,7 @@ class Blocks:
         self._owned: Counter[Peer] = Counter()
         self._orphans: dict[Peer, str] = {}
         self._limbo: dict[BlockId, _Block] | None = None
-        self.nbytes = 0
+        self.nbytes = 0  #: of memory in blocks
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -53,7 +53,7 @@ class Blocks:
         if any(h.block in self._blocks for h in handles) or len({h.block for h in handles}) < len(handles):
             return False
         for handle in handles:
-            self._enter(handle.block, _Block(owner, handle.nbytes))
+            self._enter(handle.block, _Block(owner, _size(handle)))
         return True
 
     def retain(self, handles: list[Handle]) -> None:
@@ -160,7 +160,7 @@ class Blocks:
         for handle in handles:
             if handle.block in self._blocks:
                 continue
-            self._enter(handle.block, self._from_limbo(handle.block) or _Block(owner, handle.nbytes))
+            self._enter(handle.block, self._from_limbo(handle.block) or _Block(owner, _size(handle)))
 
     def orphan(self, owner: Peer, arena: str) -> None:
         """The owner of an arena was dead before we came."""
@@ -214,6 +214,11 @@ class Blocks:
         elif last:
             del self._orphans[owner]
             out.append(Reap(arena))
+
+
+def _size(handle: Handle) -> int:
+    """Bytes of memory that a block takes; one on disk takes none."""
+    return handle.nbytes if handle.transport == "shm" else 0
 
 
 def arena_of(key: BlockId) -> str:

@@ -80,10 +80,11 @@ class Transcriptions:
 
 
 def _add(fields: dict[str, str | list[str]], name: str, value: str) -> None:
-    """``name[]`` may come several times and makes a list."""
+    """``name[]`` may come several times and makes a list. Raises ApiError where `name` came too."""
     if name.endswith("[]"):
         values = fields.setdefault(name[:-2], [])
-        assert isinstance(values, list)
+        if not isinstance(values, list):
+            raise ApiError(f"{name[:-2]}: once with [] and once without", name[:-2], code="invalid_form")
         values.append(value)
     else:
         fields[name] = value

@@ -14,6 +14,7 @@ read_own_ms   the same over private memory of its own: what mapping costs a read
 hop_ms        through the broker: half the time of a request whose tensor goes from a client to an empty
               stage and from there back, one request at a time. So a hop is one put, one message to the
               broker, one from it, and one get. Absent with --no-broker.
+bare_hop_ms   the same with a broker that has no journal, and whose edges keep nothing.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ def main(argv: list[str]) -> None:
     with _other_process() as (wire, push):
         rows = [_measure(size, options.rounds, wire, push) for size in options.sizes]
     if not options.no_broker:
-        hops = asyncio.run(_through_the_broker(options.sizes, options.rounds))
-        rows = [row | {"hop_ms": hop} for row, hop in zip(rows, hops, strict=True)]
+        for name, keeps in (("hop_ms", True), ("bare_hop_ms", False)):
+            hops = asyncio.run(_through_the_broker(options.sizes, options.rounds, keeps=keeps))
+            rows = [row | {name: hop} for row, hop in zip(rows, hops, strict=True)]
     report.table("Milliseconds, medians", rows)
     report.finish({"rows": rows})
     return None
@@ -134,11 +136,11 @@ def _measure(size: int, rounds: int, wire: socket.socket, push: zmq.Socket[bytes
     }
 
 
-async def _through_the_broker(sizes: list[int], rounds: int) -> list[float]:
-    """hop_ms for each size."""
+async def _through_the_broker(sizes: list[int], rounds: int, *, keeps: bool) -> list[float]:
+    """Milliseconds of a hop for each size."""
     stage = Stage("function", options={"op": "pass"}, check_finite=False)
     pipeline = Pipeline("hop", {"frames": "hop"}, {"hop": stage}, [Edge("request", "hop")])
-    async with running(pipeline) as stack:
+    async with running(pipeline, keeps=keeps) as stack:
         return [await _hop(stack.client, size, rounds) for size in sizes]
 
 

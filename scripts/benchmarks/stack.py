@@ -31,14 +31,16 @@ class Stack(NamedTuple):
 
 
 @asynccontextmanager
-async def running(pipeline: Pipeline) -> AsyncIterator[Stack]:
+async def running(pipeline: Pipeline, *, keeps: bool = True) -> AsyncIterator[Stack]:
     """Starts a broker and each stage's replicas, waits until all are ready, and stops all at the end.
+
+    Without ``keeps`` the broker has no journal, and edges keep no chunk that was delivered.
 
     Raises RuntimeError when a process ends before that, or not everything is ready within a minute.
     """
     with (
         tempfile.TemporaryDirectory(prefix="omni-bench-") as folder,
-        _processes(pipeline, Path(folder)) as started,
+        _processes(pipeline if keeps else pipeline.with_checkpoint("none"), Path(folder), keeps) as started,
     ):
         address = f"ipc://{folder}"
         client = Client(address, kind="cli")
@@ -51,11 +53,14 @@ async def running(pipeline: Pipeline) -> AsyncIterator[Stack]:
 
 
 @contextmanager
-def _processes(pipeline: Pipeline, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes(pipeline: Pipeline, folder: Path, journal: bool) -> Iterator[list[subprocess.Popen[bytes]]]:
     document = folder / "pipelines.json"
     document.write_bytes(msgspec.json.encode([pipeline]))
     address = f"ipc://{folder}"
     broker = ["broker.server", "--pipelines", str(document), "--address", address, "--log-level", "WARNING"]
+    if journal:
+        (folder / "state").mkdir()
+        broker += ["--state", str(folder / "state")]
     with ExitStack() as stack:
         started: list[subprocess.Popen[bytes]] = []
 
