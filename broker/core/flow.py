@@ -71,7 +71,8 @@ class Flow:
         if consumer.state is TaskState.DONE or consumer.state is TaskState.CANCELLING:
             return
         board = self._board
-        running = consumer.state is TaskState.RUNNING and consumer.worker is not None
+        worker = consumer.worker
+        running = consumer.state is TaskState.RUNNING and worker is not None and not worker.ghost
         if chunk is not None:
             if feed.forgets and running:
                 feed.gone += 1
@@ -81,9 +82,9 @@ class Flow:
                     board.blocks.retain(chunk.handles)
         feed.closed = closed
         if running:
-            assert consumer.worker is not None
+            assert worker is not None
             if chunk is not None and chunk.handles:
-                board.blocks.hold(consumer.worker.peer, chunk.handles)
+                board.blocks.hold(worker.peer, chunk.handles)
             self.send_inputs(consumer, feed, [] if chunk is None else [chunk])
         elif consumer.state is TaskState.WAITING:
             self._queue(consumer)
@@ -99,7 +100,7 @@ class Flow:
         if request.keeps:
             request.outputs.append((output, chunk))
             self._board.blocks.retain(chunk.handles)
-        if request.client is not None:
+        if request.listener is not None:
             self._send_output(request, output, chunk)
 
     def _send_output(self, request: Request, output: str, chunk: Chunk) -> None:
@@ -178,7 +179,8 @@ class Flow:
 
     def regrant(self, task: Task) -> None:
         """Lets a running task go further, if it may now."""
-        if task.state is not TaskState.RUNNING or task.worker is None or not task.gauges:
+        worker = task.worker
+        if task.state is not TaskState.RUNNING or worker is None or worker.ghost or not task.gauges:
             return
         limits = task.request.pipeline.spec.limits
         now = ahead.granted(task.gauges, limits, task.boost, task.nbytes)
@@ -189,7 +191,7 @@ class Flow:
         if task.emitted < new[0] and task.nbytes < new[1]:
             self._limited.pop(task, None)
         request, stage = task.key
-        self._board.send(task.worker.peer, Grant(request, stage, task.attempt, *new))
+        self._board.send(worker.peer, Grant(request, stage, task.attempt, *new))
 
     def forget_limit(self, task: Task) -> None:
         """The task runs no more, for now."""

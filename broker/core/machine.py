@@ -230,12 +230,18 @@ class Core:
             self.workers[peer] = stage.workers[peer] = guardian.workers[peer] = worker
             self.board.log.peer(peer, WorkerMet(m.guardian, m.pid, m.arena, m.resumes, m.capacity))
             self._note(f"{stage.pipeline.name}/{stage.name}: worker {m.pid} is ready")
-            self.tasks.worker_ready(worker, m.capacity)
-        elif worker is not None and worker.ghost:
-            worker.ghost = False
-            worker.results = worker.seen = m.sent
-            self.tasks.adopt(worker, m.leases)
-            self.tasks.worker_ready(worker, worker.capacity - len(worker.tasks))
+            self._begin(worker, m)
+        elif worker is not None:
+            was_ghost, worker.ghost = worker.ghost, False
+            if was_ghost:
+                self._begin(worker, m)
+            else:  # it comes twice; so do the results that follow
+                worker.results = worker.seen = m.sent
+
+    def _begin(self, worker: Worker, m: Ready) -> None:
+        worker.results = worker.seen = m.sent
+        self.tasks.adopt(worker, m.leases)
+        self.tasks.worker_ready(worker, worker.capacity - len(worker.tasks))
 
     def _on_beat(self, now: float, peer: Peer, m: Beat) -> None:
         known = self.guardians.get(peer) or self.clients.get(peer)
@@ -302,16 +308,16 @@ class Core:
         self.board.blocks.release(peer, m.blocks, self._out)
 
     def _on_resync(self, now: float, peer: Peer, m: Resync) -> None:
-        if peer not in self.awaited:
-            return
+        known = self.workers.get(peer) or self.clients.get(peer)
+        if peer not in self.awaited or known is None or known.ghost:
+            return  # it comes twice, or was on its way to a broker before us
         del self.awaited[peer]
         self.board.blocks.claim(peer, m.holds, self._owners())
         self.board.blocks.audit(peer, m.lent, self._out)
         client = self.clients.get(peer)
         if client is not None:
-            client.ghost = False
-            for tag in list(client.unclaimed):  # it gave them up while we were away
-                self.requests.abort(client.requests[tag], leave=True)
+            for request in [client.requests[tag] for tag in client.unclaimed]:
+                self.requests.abort(request, leave=True)  # it gave them up while we were away
             client.unclaimed.clear()
         self._settle()
 
@@ -343,6 +349,7 @@ class Core:
         if client is None:
             client = self.clients[peer] = Client(peer, m.kind, now)
             self._given_up.pop(peer, None)
+        client.ghost = False
         if client.arena != m.arena and not client.arena:  # it can name its arena only when it knows our run
             client.arena = m.arena
         self.board.log.peer(peer, ClientMet(client.kind, client.arena))
@@ -357,7 +364,7 @@ class Core:
 
         def handle(now: float, peer: Peer, m: Message) -> None:
             client = self.clients.get(peer)
-            if client is None:
+            if client is None or client.ghost:
                 self._stranger(peer, m)
             else:
                 act(client, m)
@@ -366,7 +373,7 @@ class Core:
 
     def _request_of(self, peer: Peer, tag: int) -> Request | None:
         client = self.clients.get(peer)
-        return client.requests.get(tag) if client is not None else None
+        return client.requests.get(tag) if client is not None and not client.ghost else None
 
     def _on_abort(self, now: float, peer: Peer, m: Abort) -> None:
         if (request := self._request_of(peer, m.tag)) is not None:
@@ -381,7 +388,7 @@ class Core:
             self.tasks.flow.taken(request, m.output, m.chunks)
 
     def _on_inspect(self, now: float, peer: Peer, m: Inspect) -> None:
-        if peer not in self.clients:
+        if (client := self.clients.get(peer)) is None or client.ghost:
             self._stranger(peer, m)
         elif m.what == "request":
             self._report(peer, m.tag, self.requests.report(m.name))
@@ -389,7 +396,7 @@ class Core:
             self._report(peer, m.tag, report.make(self, m.what, now))
 
     def _on_letters(self, now: float, peer: Peer, m: Letters) -> None:
-        if peer not in self.clients:
+        if (client := self.clients.get(peer)) is None or client.ghost:
             self._stranger(peer, m)
         else:
             self._report(peer, m.tag, self.requests.letter_report(m.act, m.name))

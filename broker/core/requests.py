@@ -129,7 +129,7 @@ class Requests:
         if request.client is not None and (request.client, request.tag) != (client, tag):
             taken = Error("taken_over", "another client continues this request", 409)
             board.send(request.client.peer, Ended(request.tag, "cancelled", taken, []))
-            request.client.requests.pop(request.tag, None)
+            self._part(request)
         self._join(request, client, tag)
         board.send(client.peer, Accepted(tag, request.number))
         if request.letter:
@@ -186,10 +186,12 @@ class Requests:
 
     def _part(self, request: Request, *, tell: bool = False) -> None:
         """Client and request know each other no more; with ``tell`` the client hears of its end."""
-        if request.client is not None:
-            if tell:
+        client = request.client
+        if client is not None:
+            if tell and request.listener is not None:
                 self._send_end(request)
-            request.client.requests.pop(request.tag, None)
+            client.requests.pop(request.tag, None)
+            client.unclaimed.discard(request.tag)
             request.client = None
 
     def delivered(self, request: Request) -> None:
@@ -222,7 +224,7 @@ class Requests:
         if letter:
             self._part(request, tell=True)
             return
-        if request.client is not None:
+        if request.listener is not None:
             self._send_end(request)
         if not request.name or status == "cancelled":
             self.forget(request)

@@ -139,6 +139,12 @@ class Request:
         return self.submit.name
 
     @property
+    def listener(self) -> Client | None:
+        """The client, unless it has yet to say, after the broker's restart, what it lacks."""
+        client = self.client
+        return None if client is None or self.tag in client.unclaimed else client
+
+    @property
     def keeps(self) -> bool:
         """Whether its outputs are kept for a client that comes back."""
         return bool(self.name) and (self.pipeline.keeps or self.submit.stored)
@@ -180,7 +186,7 @@ class Worker:
         self.capacity = 0
         self.credit = 0
         self.draining = False
-        self.ghost = False  #: known from the journal alone; it has not spoken yet
+        self.ghost = False  #: known from the journal alone; it has not introduced itself
         self.results = 0  #: messages with results that it has sent
         self.seen = 0  #: of these, how many it knows that we have read
         self.tasks: dict[tuple[int, int], Task] = {}
@@ -213,7 +219,7 @@ class Client:
         self.kind = kind
         self.arena = ""
         self.seen = now
-        self.ghost = False  #: known from the journal alone; it has not spoken yet
+        self.ghost = False  #: known from the journal alone; it has not introduced itself
         self.requests: dict[int, Request] = {}  #: by the client's tag
         self.unclaimed: set[int] = set()  #: tags that it has not named again since the broker's restart
 

@@ -118,6 +118,7 @@ class Tasks:
                 for chunk in chunks:
                     self._board.blocks.hold(worker.peer, chunk.handles)
                 self.flow.send_inputs(task, feed, chunks)
+        self.forget_delivered(task)
         task.granted = (0, 0)
         self.flow.regrant(task)
         return True
