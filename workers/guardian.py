@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any
 
 from adapters.process import describe_exit, dies_with_parent, end_group, python
-from broker.address import endpoints
+from broker.address import cure, endpoints
 from broker.protocol import (
     VERSION,
     Beat,
@@ -119,8 +119,7 @@ class Guardian:
             async with asyncio.timeout(patience_s):
                 await self._welcomed
         except TimeoutError:
-            cure = "start one with `omni-broker start`, or name its address with --broker"
-            raise GuardianError(f"no broker answers at {self._endpoint}; {cure}") from None
+            raise GuardianError(f"no broker answers at {self._endpoint}; {cure(self._endpoint)}") from None
 
     # --- the broker
 

@@ -72,6 +72,17 @@ async def test_a_body_that_says_it_is_not_compressed_is_taken(http: aiohttp.Clie
         assert response.status == 200
 
 
+async def test_a_field_that_is_a_list_and_is_not_is_a_400(http: aiohttp.ClientSession) -> None:
+    form = aiohttp.FormData()
+    form.add_field("file", b"x", filename="x.wav")
+    form.add_field("language", "en")
+    form.add_field("language[]", "en")
+    async with http.post("/v1/audio/transcriptions", data=form) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == "language"
+    await works(http)
+
+
 async def test_headers_without_end_are_a_400(http: aiohttp.ClientSession) -> None:
     headers = {f"X-Header-{number}": "x" for number in range(1000)}
     async with http.post("/v1/chat/completions", json=CHAT, headers=headers) as response:

@@ -230,7 +230,7 @@ async def test_over_tcp_the_right_keys_work_and_no_others(
         if folder is not None:
             monkeypatch.setenv("OMNI_KEYS", str(folder))
         client = Client(address)
-        with pytest.raises(BrokerGone):
+        with pytest.raises(BrokerGone, match="OMNI_KEYS"):
             await client.connect(1.0)
     monkeypatch.setenv("OMNI_KEYS", str(keys))
     async with Client(address) as client:

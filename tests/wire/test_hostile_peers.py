@@ -22,7 +22,7 @@ import zmq
 
 from broker.address import endpoints
 from broker.client import BrokerError, Client
-from broker.protocol import VERSION, Connect, Inspect, encode, new_peer
+from broker.protocol import VERSION, Connect, Inspect, Who, decode_to_worker, encode, new_peer
 
 GARBAGE = [
     b"",
@@ -122,7 +122,7 @@ async def test_a_stranger_that_speaks_well_is_asked_who_it_is(broker: str) -> No
     with dealer(endpoints(broker).workers, new_peer("w")) as peer:
         peer.send(msgspec.msgpack.encode([["Finish", 2, 0, 1], ["Finish", 1, 0, 1]]))
         assert peer.poll(5000)
-        assert msgspec.msgpack.decode(peer.recv()) == [["Who"], ["Who"]]
+        assert decode_to_worker(peer.recv()) == [Who(boot=1), Who(boot=1)]
 
 
 async def test_another_protocol_version_is_rejected_with_the_cure(broker: str) -> None:
