@@ -37,14 +37,16 @@ class Call:
         """Whether the user waits for it."""
         return self.status is None and not self.given_up
 
-    def accepted(self, number: int) -> None:
-        """The broker says that it is its."""
+    def accepted(self, number: int, kind: str) -> None:
+        """The broker says that it is its, and this client's."""
+        self.kind = kind
         assert self.number in (0, number), "a request has changed its number"
         self.number, self.sure, self.left = number, True, None
 
     def got(self, output: str, seq: int, value: int) -> None:
         """The user takes a chunk."""
         values = self.outputs[output]
+        assert self.sure, "an output of a request that was not accepted"
         assert seq == len(values), "an output chunk is missing or doubled"
         values.append(value)
         expected = self._content(output)

@@ -116,7 +116,6 @@ class Client(Producer):
 
     def attach(self, call: Call) -> None:
         """A user has come back for a call."""
-        call.kind = self.kind
         self._tags += 1
         received = {output: len(values) for output, values in call.outputs.items()}
         for output, chunks in received.items():
@@ -239,7 +238,7 @@ class Client(Producer):
             return
         stream.opened = True
         if stream.call.stream is stream:
-            stream.call.accepted(m.request)
+            stream.call.accepted(m.request, self.kind)
 
     def _on_refused(self, m: Refused) -> None:
         stream = self.streams.pop(m.tag, None)

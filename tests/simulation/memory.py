@@ -18,7 +18,7 @@ class Memory:
 
     Args:
         run: The nonce in the arenas' names.
-        counts: Whether a peer still has a right to what it looks at: one that the broker has given up has not.
+        counts: Whether a peer has a right to what it looks at; one that the broker has given up has not.
     """
 
     def __init__(self, run: str, counts: Callable[[Peer], bool]) -> None:
@@ -34,11 +34,9 @@ class Memory:
     # --- writing
 
     def open_arena(self) -> str:
-        """A fresh arena's name."""
+        """A fresh arena's name; there is nothing of it before the first block."""
         self._count += 1
-        arena = f"omni-{self._run}-{self._count:08x}-"
-        self.arenas[arena] = set()
-        return arena
+        return f"omni-{self._run}-{self._count:08x}-"
 
     def put(self, arena: str, folder: str, *, durable: bool = False, spilled: bool = False) -> Handle:
         """A new block of an arena, with a copy on disk if ``durable``; or a file alone."""
@@ -46,7 +44,7 @@ class Memory:
         if spilled:
             return Handle("disk", BlockId(self._write(folder), 0, 1), 16, "float32", (4,))
         block = BlockId(f"{arena}0", self._count, 1)
-        self.arenas[arena].add(block)
+        self.arenas.setdefault(arena, set()).add(block)
         return Handle("shm", block, 16, "float32", (4,), self._write(folder) if durable else "")
 
     def _write(self, folder: str) -> str:
@@ -109,6 +107,11 @@ class Memory:
         """What belongs to neither these nor to the living goes (their owners hold locks)."""
         for arena in [a for a in self.arenas if a not in kept and a not in living]:
             self.reap(arena)
+
+    def sweep_files(self, kept: set[str]) -> None:
+        """Folders of the disk store that belong to no request go."""
+        for folder in [folder for folder in self.files if folder not in kept]:
+            del self.files[folder]
 
     def discard(self, folder: str) -> None:
         """A request's files go. Who still reads one keeps his view (POSIX)."""

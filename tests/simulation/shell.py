@@ -26,8 +26,9 @@ class Journal:
     """What survives the broker, as bytes: nothing in it is shared with a core."""
 
     def __init__(self) -> None:
-        self.requests: dict[int, list[bytes]] = {}
+        self.requests: dict[int, list[tuple[int, bytes]]] = {}  #: request -> (position, record)
         self.peers: dict[Peer, bytes] = {}
+        self._position = 0
 
     def write(self, core: Core) -> None:
         """Takes a core's records in."""
@@ -37,18 +38,20 @@ class Journal:
         for number in batch.dropped:
             self.requests.pop(number, None)
         for number, records in batch.requests.items():
-            self.requests.setdefault(number, []).extend([_encode(record) for record in records])
-        for peer, record in batch.peers.items():
-            if record is None:
+            rows = self.requests.setdefault(number, [])
+            for record in records:
+                self._position += 1
+                rows.append((self._position, _encode(record)))
+        for peer, met in batch.peers.items():
+            if met is None:
                 self.peers.pop(peer, None)
             else:
-                self.peers[peer] = _encode(record)
+                self.peers[peer] = _encode(met)
 
     def read(self) -> tuple[dict[Peer, OfPeer], list[tuple[int, OfRequest]]]:
         """Everything, for a new core."""
-        records = [
-            (n, _decode_request(record)) for n, rows in sorted(self.requests.items()) for record in rows
-        ]
+        rows = sorted((at, number, row) for number, some in self.requests.items() for at, row in some)
+        records = [(number, _decode_request(row)) for _, number, row in rows]
         return {peer: _decode_peer(record) for peer, record in self.peers.items()}, records
 
 
@@ -79,6 +82,7 @@ class Broker:
             run=world.RUN,
             entropy=world.seed,
             boot=self.boot,
+            first_request=self.boot << 20,  # numbers of an earlier core never come back
             store="store",
             journal=True,
             settings=Settings(liveness_s=world.LIVENESS_S, requests=limits),
@@ -131,12 +135,12 @@ class Broker:
     def handle(self, event: Event) -> None:
         """One event, its records, then its instructions; sends that fail are the next events."""
         todo = [event]
-        for event in todo:  # it grows meanwhile
-            instructions = self.core.handle(event)
+        for one in todo:  # it grows meanwhile
+            instructions = self.core.handle(one)
             self.journal.write(self.core)
             for instruction in instructions:
-                if (peer := self._obey(instruction)) is not None and Lost(event.now, peer) not in todo:
-                    todo.append(Lost(event.now, peer))
+                if (peer := self._obey(instruction)) is not None and Lost(one.now, peer) not in todo:
+                    todo.append(Lost(one.now, peer))
 
     def _obey(self, instruction: Instruction) -> Peer | None:
         """Carries an instruction out. Gives the peer that it turned out not to reach."""
@@ -149,6 +153,7 @@ class Broker:
             memory.discard(instruction.name)
         elif type(instruction) is SweepRun:
             memory.sweep(instruction.arenas, self.world.living_arenas())
+            memory.sweep_files(set(self.core.board.names))
         return None
 
     def _send(self, peer: Peer, message: Message) -> Peer | None:
@@ -168,4 +173,6 @@ class Broker:
         assert m.attempt > self.attempts.get(task, 0), "an attempt's number was used before"
         self.attempts[task] = m.attempt
         self.holders[task] = peer
+        if peer not in self.world.processes:  # its death is not known yet
+            self.world.blamed[task] += 1
         self.flow.check(self.core, m.request, m.stage, m.granted[0])

@@ -21,6 +21,7 @@ from tests.simulation.links import Links
 from tests.simulation.memory import Memory
 from tests.simulation.peers import Process
 from tests.simulation.shell import Broker
+from tests.simulation.trace import describe
 
 CALM_STEPS = 50_000  #: more than any world needs to come to its end
 
@@ -41,7 +42,7 @@ class World:
         self.now = 0.0
         self.up = Links()  #: to the broker
         self.down = Links()
-        self.memory = Memory(self.RUN, lambda peer: self.broker.knows(peer))
+        self.memory = Memory(self.RUN, lambda peer: self.broker.knows(peer))  # noqa: PLW0108 - there is no broker yet
         self.processes: dict[Peer, Process] = {}
         self.calls: dict[str, Call] = {}
         self.seeds: dict[int, int] = {}  #: request -> its seed
@@ -54,7 +55,7 @@ class World:
     def trace(self, way: str, peer: Peer, what: object) -> None:
         """For a person who replays a seed."""
         if self._trace is not None:
-            self._trace(f"{self.now:8.3f} {way} {peer.decode():8s} {what}")
+            self._trace(f"{self.now:8.3f} {way} {peer.decode():8s} {describe(what)}")
 
     # --- its course
 
