@@ -1,4 +1,4 @@
-"""``scripts/simulate``: thousands of lives of the broker's core, each with its own mishaps, from one seed each.
+"""``scripts/simulate``: thousands of lives of the broker, each with its own mishaps, from one seed each.
 
 A seed that fails prints what went wrong; ``--replay SEED`` runs that one again and prints every message.
 """

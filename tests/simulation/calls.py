@@ -39,8 +39,10 @@ class Call:
 
     def accepted(self, number: int, kind: str) -> None:
         """The broker says that it is its, and this client's."""
+        if self.number not in (0, number):  # it was begun anew, by a submission that came again
+            assert not any(self.outputs.values()), "a request has changed its number"
+            assert self._may_be_forgotten(), "a request was begun anew, though nobody had ended it"
         self.kind = kind
-        assert self.number in (0, number), "a request has changed its number"
         self.number, self.sure, self.left = number, True, None
 
     def got(self, output: str, seq: int, value: int) -> None:
@@ -68,12 +70,18 @@ class Call:
             assert error is not None
             self._check_excuse(error)
 
+    def cancelled(self) -> None:
+        """The broker took its client for dead."""
+        self.status = "cancelled"
+        assert self._may_be_forgotten(), f"nobody had cancelled {self.name}"
+
     def _check_excuse(self, error: Error) -> None:
         world = self.world
         if error.type == "timeout" and error.stage is None:
             assert self.deadline, "there was no deadline"
         elif error.type == "lost_in_restart":
-            assert world.memory.host_died, "nothing can have been lost"
+            keeps = any(edge.checkpoint != "none" for edge in world.pipeline.edges)
+            assert world.memory.host_died or not keeps, "nothing can have been lost"
         else:
             assert error.stage is not None, f"{error.type}: {error.message}"
             stage = world.order.index(error.stage)
@@ -81,7 +89,8 @@ class Call:
                 edge.to == error.stage and edge.checkpoint == "none" for edge in world.pipeline.edges
             )
             blamed = world.blamed[self.number, stage]
-            assert blamed >= ATTEMPTS or (forgets and blamed) or world.memory.host_died, (
+            lost = blamed or world.broker.boot > 1  # a task may have been on its way to its worker
+            assert blamed >= ATTEMPTS or (forgets and lost) or world.memory.host_died, (
                 f"failed after {blamed} mishaps: {error.type}: {error.message}"
             )
 

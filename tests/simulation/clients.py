@@ -116,6 +116,7 @@ class Client(Producer):
 
     def attach(self, call: Call) -> None:
         """A user has come back for a call."""
+        call.contested = call.contested or call.sure
         self._tags += 1
         received = {output: len(values) for output, values in call.outputs.items()}
         for output, chunks in received.items():
@@ -171,7 +172,11 @@ class Client(Producer):
             if call.stream is stream:  # the other one was late; its user comes back
                 call.stream, call.left = None, self.world.now
         elif call.stream is stream:
-            call.finish(stream.ended.status, error)
+            if stream.ended.status == "cancelled" and self.suspected is not None:
+                call.left = self.suspected
+                call.cancelled()
+            else:
+                call.finish(stream.ended.status, error)
 
     def _take(self, tag: int, stream: Stream, output: str, chunk: Chunk) -> None:
         blocks = [handle.block for handle in chunk.handles]
@@ -256,8 +261,9 @@ class Client(Producer):
             self.send(Connect(VERSION, self.kind))
 
     def _on_connected(self, m: Connected) -> None:
-        self.session.met(m.boot)
         act, self.introducing = self.introducing, ""
+        if act or not self.session.boot:  # else its answer to what was for another; its Who will follow
+            self.session.met(m.boot)
         if act == "gone" or not self.arena:
             self.session.begin_anew()
             self.views.die()

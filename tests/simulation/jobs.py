@@ -121,7 +121,7 @@ class Job:
     def _may_give(self) -> bool:
         if self.next >= self.granted[0] or self.nbytes >= self.granted[1]:
             return False
-        if all([inlet.done for inlet in self.inlets]):
+        if all(inlet.done for inlet in self.inlets):
             return self.next < len(self.values)
         if self.next >= len(self.values) - 1:
             return False

@@ -184,9 +184,7 @@ class Life:
         client = self._someone(Client)
         calls = [c for c in self.world.calls.values() if c.open and c.sure and c.stream is not None]
         if client is not None and calls and client.arena and client.peer not in self.stopped:
-            call = calls[pick(self.rng, len(calls))]
-            call.contested = True
-            client.attach(call)
+            client.attach(calls[pick(self.rng, len(calls))])
 
     def _cut(self) -> None:
         """A connection breaks though both ends live, and the broker notices."""

@@ -76,7 +76,8 @@ class Broker:
         """Its supervisor starts it, the first time or again."""
         world = self.world
         self.boot += 1
-        limits = RequestSettings(keep_s=world.KEEP_S, detached_s=world.DETACHED_S, letters=5)
+        world.memory.doubles = self.boot > 1
+        limits = RequestSettings(keep_s=world.KEEP_S, detached_s=world.DETACHED_S, letters=100)
         self.core = Core(
             [world.pipeline],
             run=world.RUN,

@@ -32,6 +32,8 @@ def describe(value: object) -> str:
         return f"[{', '.join(describe(item) for item in value)}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {describe(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, msgspec.Raw):
+        return str(msgspec.msgpack.decode(value))
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return _short(str(value))

@@ -184,7 +184,15 @@ class World:
         assert not board.requests, f"requests are left: {list(board.requests)}"
         assert not board.names
         assert not board.blocks.in_limbo, f"never introduced: {list(core.awaited)}"
-        assert not len(board.blocks), "blocks are left"
+        left = {
+            describe(key): (
+                block.count,
+                block.owner,
+                [p for p, held in board.blocks._holds.items() if key in held],
+            )
+            for key, block in board.blocks._blocks.items()
+        }
+        assert not left, f"blocks are left, with (count, owner, holders): {left}"
         assert not board.blocks.holds
         assert not board.blocks.orphaned
         assert all(stage.scheduler.length == 0 for stage in board.pipelines["p"].stages)
