@@ -63,7 +63,7 @@ class Caller:
         self._session = session
         self._url = url
         self._id = ""
-        self._last = 0
+        self._last = ""
         self._text: list[str] = []
         self._audio: list[bytes] = []
         self._done = False
@@ -131,7 +131,7 @@ class Caller:
         if not self._id:
             self.posted += 1
             return self._session.post(f"{self._url}/v1/chat/completions", json=self.body, timeout=timeout)
-        headers = {"Last-Event-ID": str(self._last)} if self._last else {}
+        headers = {"Last-Event-ID": self._last} if self._last else {}
         path = f"/v1/requests/{self._id}/stream"
         return self._session.get(self._url + path, headers=headers, timeout=timeout)
 
@@ -153,15 +153,21 @@ class Caller:
             self._read(json.loads(data))
 
     def _in_order(self, name: str) -> bool:
-        """Counts what is missing before an event. False for one that was here already."""
+        """Counts what is missing before an event. False for one that was here already.
+
+        An event's id has a count for each part of the answer that has an order of its own, like "3.5": each
+        event adds one to one of them.
+        """
         if not name:
             return True
-        number = int(name)
-        if number <= self._last:
+        place = [int(count) for count in name.split(".")]
+        known = [int(count) for count in self._last.split(".")] if self._last else [0] * len(place)
+        steps = [now - before for now, before in zip(place, known, strict=True)]
+        if min(steps) < 0 or not any(steps):
             self.duplicated += 1
             return False
-        self.gaps += number - self._last - 1
-        self._last = number
+        self.gaps += sum(steps) - 1
+        self._last = name
         return True
 
     def _read(self, event: dict[str, Any]) -> None:

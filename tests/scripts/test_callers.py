@@ -14,14 +14,14 @@ from aiohttp import web
 from scripts.benchmarks.callers import Answer, Caller, Death, Lost
 from scripts.benchmarks.recovery import Outcome, difference
 
-Events = list[tuple[int, str]]
+Events = list[tuple[int | str, str]]
 BODY = {"model": "echo", "stream": True}
 
 
 def text(*words: str, first: int = 1) -> Events:
     """Numbered events with a word each."""
     choice = [json.dumps({"choices": [{"delta": {"content": word}}]}) for word in words]
-    return list(enumerate(choice, first))
+    return [(number, data) for number, data in enumerate(choice, first)]
 
 
 @asynccontextmanager
@@ -36,7 +36,7 @@ async def serving(*connections: Events) -> AsyncIterator[Callable[[], Caller]]:
             sent = connections[number - 1]
             assert request.method == "GET"
             assert request.path == "/v1/requests/abc/stream"
-            assert request.headers.get("Last-Event-ID") == str(max(seq for seq, _ in sent))
+            assert request.headers.get("Last-Event-ID") == str(sent[-1][0])
         response = web.StreamResponse(headers={"x-request-id": "abc" if not number else "other"})
         await response.prepare(request)
         for seq, data in connections[number]:
@@ -72,6 +72,21 @@ async def test_what_comes_twice_or_never_is_counted() -> None:
         caller = make()
         assert await caller.run() == Answer("abe", b"")
         assert (caller.duplicated, caller.gaps) == (1, 2)
+
+
+async def test_each_part_of_an_answer_has_an_order_of_its_own() -> None:
+    word, end = text("a")[0][1], "[DONE]"
+    for places, counted in {
+        ("1.0", "1.1", "2.1"): (0, 0),
+        ("1.0", "1.2", "2.2"): (0, 1),
+        ("1.0", "1.1", "1.1"): (1, 0),
+        ("1.1", "0.2", "1.2"): (1, 1),
+    }.items():
+        async with serving([*((place, word) for place in places), ("3.9", end)]) as make:
+            caller = make()
+            await caller.run()
+            last_gap = 3 + 9 - sum(map(int, places[-1].split("."))) - 1
+            assert (caller.duplicated, caller.gaps - last_gap) == counted, places
 
 
 async def test_an_error_in_the_stream_is_a_loss() -> None:
