@@ -14,6 +14,7 @@ import numpy as np
 from adapters.chunk import Payload
 from broker.client import Client, RequestStream
 from tests.house import House, line, write
+from tests.leftovers import until
 from tests.process.steps_engine import HANGS_AT, STEPS, advance, begin
 
 ROOT = Path(__file__).parents[2]
@@ -29,9 +30,13 @@ def steps(house: Callable[..., House], folder: Path, *options: str) -> House:
     return home
 
 
-async def submit(client: Client, **params: Any) -> RequestStream:
-    given = {"request": [{"text": "go"}]}
-    return await client.submit("line", outputs=["text"], given=given, params={"a": params}, seed=SEED)
+async def submit(
+    client: Client, *, name: str | None = None, stored: bool = False, **params: Any
+) -> RequestStream:
+    given: dict[str, list[Payload]] = {"request": [{"text": "go"}]}
+    return await client.submit(
+        "line", outputs=["text"], given=given, params={"a": params}, seed=SEED, name=name, stored=stored
+    )
 
 
 async def killed_at_a_step(home: House) -> list[Payload]:
@@ -39,7 +44,7 @@ async def killed_at_a_step(home: House) -> list[Payload]:
     given: list[Payload] = []
     async with home.client() as client, await submit(client, hangs=True) as stream:
         async for _, payload in stream:
-            given.append({**payload, "latents": payload["latents"].copy()})
+            given.append(kept(payload))
             if len(given) == HANGS_AT:
                 (pid,) = home.pids("line", "a")
                 os.kill(pid, signal.SIGKILL)
@@ -47,11 +52,23 @@ async def killed_at_a_step(home: House) -> list[Payload]:
     return given
 
 
-async def test_the_next_attempt_goes_on_at_the_step_of_the_last_checkpoint(
-    house: Callable[..., House], tmp_path: Path
-) -> None:
-    home = steps(house, tmp_path)
-    given = await killed_at_a_step(home)
+def machine_goes_down(home: House) -> None:
+    """Every process is killed at once, and shared memory is gone."""
+    for pid in home.processes():
+        os.kill(pid, signal.SIGKILL)
+    home.kill()
+    until(lambda: not home.processes(), "all processes to end", 5.0)
+    for file in (*home.shm_dir.iterdir(), *home.run_dir.iterdir()):
+        file.unlink()
+
+
+def kept(payload: Payload) -> Payload:
+    """A copy that needs no shared memory."""
+    return {**payload, "latents": payload["latents"].copy()}
+
+
+def assert_undisturbed(given: list[Payload]) -> None:
+    """All steps are there, as a life without a death would have given them, and few were computed twice."""
     state = begin(SEED)
     for step, payload in enumerate(given):
         state = advance(state)
@@ -59,7 +76,39 @@ async def test_the_next_attempt_goes_on_at_the_step_of_the_last_checkpoint(
         assert payload["codes"] == state["codes"]
         assert np.array_equal(payload["latents"], state["latents"])
     assert len(given) == STEPS
-    # The last checkpoint may or may not have left the engine before it died.
     assert {payload["first"] for payload in given[:HANGS_AT]} == {0}
+    # The last checkpoint may or may not have left the engine before it died.
     assert {payload["first"] for payload in given[HANGS_AT:]} <= {HANGS_AT - 1, HANGS_AT}
+
+
+async def test_the_next_attempt_goes_on_at_the_step_of_the_last_checkpoint(
+    house: Callable[..., House], tmp_path: Path
+) -> None:
+    home = steps(house, tmp_path)
+    assert_undisturbed(await killed_at_a_step(home))
     await asyncio.to_thread(home.until, lambda: home.status()["tables"]["blocks"] == 0)
+
+
+async def test_a_state_on_disk_survives_the_machine_and_older_ones_make_room(
+    house: Callable[..., House], tmp_path: Path
+) -> None:
+    home = steps(house, tmp_path, "--checkpoint", "disk")
+    given: list[Payload] = []
+    client = home.client()
+    async with client:
+        stream = await submit(client, name="on-disk-please", stored=True, hangs=True)
+        while len(given) < HANGS_AT:
+            given.append(kept((await anext(stream))[1]))
+        # Each payload has a copy on disk, and the last two states (one more is on its way out).
+        copies = list(home.state_dir.glob("**/on-disk-please/*"))
+        assert HANGS_AT + 2 <= len(copies) <= HANGS_AT + 3
+        machine_goes_down(home)
+    home.start("--pipeline", str(tmp_path / "pipeline.yaml"), "--checkpoint", "disk")
+    async with home.client() as client:
+        stream = await client.attach("on-disk-please", {"text": HANGS_AT})
+        async with stream:
+            async for _, payload in stream:
+                given.append(kept(payload))
+                del payload
+    assert_undisturbed(given)
+    await asyncio.to_thread(home.until, lambda: not list(home.state_dir.glob("**/on-disk-please/*")))
