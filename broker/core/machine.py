@@ -253,6 +253,9 @@ class Core:
             known.ghost = False
             for worker in [w for w in known.workers.values() if w.ghost and w.peer not in m.workers]:
                 self._worker_gone(now, worker, "it died while the broker was away")
+            for engine in m.workers:  # one whose Ready went to a broker before us, or that was given up
+                if engine not in self.workers and engine not in known.dead:
+                    self._send(engine, Who(self.boot, engine in self._given_up))
 
     def _on_died(self, now: float, peer: Peer, m: Died) -> None:
         guardian = self.guardians.get(peer)
@@ -413,9 +416,10 @@ class Core:
     # --- comings and goings
 
     def _on_bye(self, now: float, peer: Peer, m: Bye) -> None:
-        if (
-            worker := self.workers.get(peer)
-        ) is not None:  # it drains: takes nothing new, finishes what it has
+        worker = self.workers.get(peer)
+        if worker is not None and worker.ghost:
+            self._stranger(peer, m)  # it says so again when it has introduced itself
+        elif worker is not None:  # it drains: takes nothing new, finishes what it has
             worker.draining = True
             self.tasks.stop_feeding(worker)
             self._send(peer, Drain())  # after this nothing more is under way to it

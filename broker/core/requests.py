@@ -7,11 +7,12 @@ to say that it has everything (Forget); a stored one is kept for ``keep_s`` besi
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from adapters.handle import Chunk
+from adapters.handle import Chunk, Handle
 from broker.core import admission
 from broker.core.admission import BAD_HANDLE, Overloaded, owns
 from broker.core.board import Board
@@ -65,6 +66,7 @@ class Requests:
                 raise BadRequest("the tag is in use", "tag")
             if known is not None:
                 self._continue(known, client, m.tag, m.received)
+                self._give_back(client, m)
                 return
             pipeline, route = admission.route(m, board.pipelines)
             admission.check_room(m, pipeline, route, board.blocks, self.settings.block_bytes)
@@ -75,6 +77,7 @@ class Requests:
                 raise BadRequest(BAD_HANDLE, "given")
         except BadRequest as error:
             board.send(client.peer, Refused(m.tag, _wire(error)))
+            self._give_back(client, m)
             return
         request = admission.build(self._next, m, pipeline, route, board.now)
         seed = admission.draw_seed(self._entropy + self._next) if m.seed is None else m.seed & (1 << 63) - 1
@@ -86,6 +89,12 @@ class Requests:
         if admission.full(pipeline) and not pipeline.busy:
             pipeline.busy = True
             board.tell_busy(pipeline, admission.retry_after(pipeline))
+
+    def _give_back(self, client: Client, m: Submit) -> None:
+        """What a submission brought that nobody uses: it was refused, or its request has its own."""
+        handles = [h for chunks in m.given.values() for chunk in chunks for h in chunk.handles]
+        blocks = [handle.block for handle in handles if owns(client.arena, m.name, [handle])]
+        self._board.blocks.audit(client.peer, blocks, self._board.out)
 
     def open(self, request: Request, seed: int) -> None:
         """The request begins: its inputs go to the stages that want them. Their blocks are known."""
@@ -127,8 +136,9 @@ class Requests:
     def _continue(self, request: Request, client: Client, tag: int, received: dict[str, int]) -> None:
         board = self._board
         if request.client is not None and (request.client, request.tag) != (client, tag):
-            taken = Error("taken_over", "another client continues this request", 409)
-            board.send(request.client.peer, Ended(request.tag, "cancelled", taken, []))
+            if request.listener is not None and request.ended is None:
+                taken = Error("taken_over", "another client continues this request", 409)
+                board.send(request.client.peer, Ended(request.tag, "cancelled", taken, []))
             self._part(request)
         self._join(request, client, tag)
         board.send(client.peer, Accepted(tag, request.number))
@@ -266,6 +276,18 @@ class Requests:
             if (request.files or request.pipeline.durable) and request.name not in board.names:
                 board.out.append(Discard(request.name))
         board.log.drop(request.number)
+
+    def cut_outputs(self, request: Request, lost: Callable[[Handle], bool]) -> None:
+        """Ends each output before its first chunk that is lost."""
+        kept: list[tuple[str, Chunk]] = []
+        cut: set[str] = set()
+        for output, chunk in request.outputs:
+            if output in cut or any(map(lost, chunk.handles)):
+                cut.add(output)
+                self._board.blocks.drop(chunk.handles, self._board.out)
+            else:
+                kept.append((output, chunk))
+        request.outputs = kept
 
     def _drop_outputs(self, request: Request) -> None:
         for _, chunk in request.outputs:

@@ -78,6 +78,7 @@ class _Replay:
         self.shift = shift
         self.owners: dict[str, Peer] = {}
         self.unknown: set[int] = set()  #: requests of pipelines that are no longer served
+        self.strays: list[Peer] = []  #: workers without a guardian, guardians of stages no longer served
 
     def meet(self, peers: dict[Peer, OfPeer]) -> None:
         """Guardians first, then those that they stand for."""
@@ -100,10 +101,13 @@ class _Replay:
                 guardian.host, guardian.pid, guardian.device = record.host, record.pid, record.device
                 guardian.ghost = True
                 self.core.guardians[peer] = stage.guardians[peer] = guardian
+                return
+        self.strays.append(peer)
 
     def _meet_worker(self, peer: Peer, record: WorkerMet) -> None:
         guardian = self.core.guardians.get(record.guardian)
         if guardian is None:
+            self.strays.append(peer)
             return
         stage = guardian.stage
         worker = Worker(peer, stage, guardian, self.now)
@@ -156,6 +160,7 @@ class _Replay:
     def _join(self, request: Request, peer: Peer, tag: int) -> None:
         if request.client is not None:
             request.client.requests.pop(request.tag, None)
+            request.client.unclaimed.discard(request.tag)
         client = request.client = self.core.clients.get(peer)
         request.tag = tag
         if client is not None:
@@ -216,6 +221,8 @@ class _Replay:
         requests = self.core.requests
         for number in self.unknown:
             self.board.log.drop(number)
+        for peer in self.strays:
+            self.board.log.peer(peer, None)
         for request in list(self.board.requests.values()):
             if request.letter:
                 continue
@@ -226,6 +233,7 @@ class _Replay:
                 message = "the machine was restarted, and part of this request was kept in memory only"
                 error = Error("lost_in_restart", message, 503, retry_after_s=1.0)
                 requests.end(request, "failed", error, False)
+                requests.cut_outputs(request, lost)
             if request.client is None:
                 requests.detach(request)
 

@@ -94,9 +94,14 @@ class Tasks:
             lease = announced.pop(task.key, None)
             if lease is None or lease.attempt != task.attempt:
                 del worker.tasks[task.key]
-                self._again(task, None)  # the assignment was lost on its way
+                if task.state is TaskState.CANCELLING:
+                    task.state = TaskState.DONE
+                else:
+                    self._again(task, None)  # the assignment was lost on its way
                 if lease is not None:
                     announced[task.key] = lease
+            elif task.state is TaskState.CANCELLING:
+                self._board.send(worker.peer, Cancel(*task.key, task.attempt))
             elif not self._catch_up(task, worker, lease):
                 del worker.tasks[task.key]
                 self._board.send(worker.peer, Cancel(*task.key, task.attempt))
