@@ -93,9 +93,7 @@ class Client(Producer):
     def submit(self, rng: random.Random, call: Call, **more: object) -> None:
         """A new request."""
         value = pick(rng, 1 << 30)
-        durable = any(
-            edge.from_ == "request" and edge.checkpoint == "disk" for edge in self.world.pipeline.edges
-        )
+        durable = self.world.pipeline.durable("request")
         handles = [self.world.memory.put(self.arena, call.name, durable=durable)] if value % 2 else []
         self.session.lend(handles)
         self.world.given[call.name] = value

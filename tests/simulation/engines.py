@@ -46,9 +46,7 @@ class Engine(Producer):
         self.guardian = guardian
         self.stage = guardian.stage
         self.options = world.pipeline.stages[self.stage].options
-        self.durable = any(
-            edge.from_ == self.stage and edge.checkpoint == "disk" for edge in world.pipeline.edges
-        )
+        self.durable = world.pipeline.durable(self.stage)
         self.session = EngineSession(guardian.boot)
         self.jobs: dict[tuple[int, int, int], Job] = {}
         self.draining = False  #: it has said Bye

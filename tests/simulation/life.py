@@ -318,7 +318,8 @@ class Life:
     def let_time_pass(self) -> bool:
         """In peace, when nothing moves: the clock does. False: it has done so in vain for long."""
         core = self.world.broker.core
-        waits = bool(core.board.requests or core.awaited or core.board.blocks.in_limbo)
+        holds = any(worker.tasks for worker in core.workers.values())
+        waits = bool(core.board.requests or core.awaited or core.board.blocks.in_limbo or holds)
         if core.requests.letters:
             self.of(Client)[0].drop_letters()
         self._pass(1.0)

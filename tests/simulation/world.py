@@ -130,13 +130,11 @@ class World:
             self.life.unnoticed.append(peer)
 
     def leave(self, client: Client) -> None:
-        """A client process ends by itself: what it has sent arrives, and it removes its arena."""
+        """A client process ends by itself: what it has sent arrives."""
         del self.processes[client.peer]
         client.die()
         self.down.lose_newest(client.peer, 0)
         self.life.unnoticed.append(client.peer)
-        for arena in client.arenas:
-            self.memory.arenas.pop(arena, None)
 
     def living_arenas(self) -> set[str]:
         """Arenas whose owner holds their lock."""
