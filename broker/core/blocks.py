@@ -187,6 +187,8 @@ class Blocks:
     # --- small parts
 
     def _enter(self, key: BlockId, block: _Block) -> None:
+        if self._limbo is not None:
+            self._limbo.pop(key, None)
         self._blocks[key] = block
         self.nbytes += block.nbytes
         self._owned[block.owner] += 1

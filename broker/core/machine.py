@@ -20,6 +20,7 @@ import msgspec
 from broker.core import admission, report
 from broker.core.board import Board
 from broker.core.events import Event, Gone, Instruction, Lost, Note, Received, SweepRun, Tick
+from broker.core.introductions import Introductions
 from broker.core.lifecycle import TaskState
 from broker.core.records import Batch, ClientMet, GuardianMet, Log, WorkerMet
 from broker.core.requests import Requests
@@ -113,7 +114,7 @@ class Core:
         self.guardians: dict[Peer, Guardian] = {}
         self.workers: dict[Peer, Worker] = {}
         self.clients = self.board.clients
-        self.awaited: dict[Peer, None] = {}  #: whose Resync is still to come
+        self.awaited = Introductions()  #: whose Resync is still to come
         self._given_up: OrderedDict[Peer, None] = OrderedDict()
         self._out = self.board.out
         tasks, requests = self.tasks, self.requests
@@ -146,7 +147,7 @@ class Core:
         self._out = self.board.out = out
         self.board.now = event.now
         if type(event) is Received:
-            self._handlers[type(event.message)](event.now, event.peer, event.message)
+            self._on_message(event.now, event.peer, event.message)
         elif type(event) is Tick:
             self._on_tick(event.now)
         elif type(event) is Lost:
@@ -154,6 +155,16 @@ class Core:
         elif type(event) is Gone:
             self._on_gone(event.now, event.peer)
         return out
+
+    def _on_message(self, now: float, peer: Peer, m: Message) -> None:
+        known = peer not in self.awaited or (type(m) is Bye and peer in self.clients)
+        if known and type(m) is not Resync:  # a second Resync has no effect
+            self._handlers[type(m)](now, peer, m)
+        elif not known:
+            for message in self.awaited.admit(peer, m):
+                self._handlers[type(message)](now, peer, message)
+            if type(m) is Resync and peer not in self.awaited:
+                self._introduced(peer, m)
 
     def take_records(self) -> Batch:
         """What must be in the journal before any instruction since the last call is carried out."""
@@ -294,7 +305,7 @@ class Core:
 
         def handle(now: float, peer: Peer, m: Message) -> None:
             worker = self.workers.get(peer)
-            if worker is None or worker.ghost:
+            if worker is None:
                 self._stranger(peer, m)
             else:
                 worker.results += 1
@@ -304,18 +315,17 @@ class Core:
 
     def _on_took(self, now: float, peer: Peer, m: Took) -> None:
         worker = self.workers.get(peer)
-        if worker is not None and not worker.ghost:
+        if worker is not None:
             self.tasks.took(worker, m)
 
     def _on_release(self, now: float, peer: Peer, m: Release) -> None:
         self.board.blocks.release(peer, m.blocks, self._out)
 
     def _on_resync(self, now: float, peer: Peer, m: Resync) -> None:
-        known = self.workers.get(peer) or self.clients.get(peer)
-        if peer not in self.awaited or known is None or known.ghost:
-            return  # it comes twice, or was on its way to a broker before us
-        del self.awaited[peer]
         self.board.blocks.claim(peer, m.holds, self._owners())
+
+    def _introduced(self, peer: Peer, m: Resync) -> None:
+        """Everything that the peer had to say has been handled."""
         self.board.blocks.audit(peer, m.lent, self._out)
         client = self.clients.get(peer)
         if client is not None:
@@ -352,7 +362,6 @@ class Core:
         if client is None:
             client = self.clients[peer] = Client(peer, m.kind, now)
             self._given_up.pop(peer, None)
-        client.ghost = False
         if client.arena != m.arena and not client.arena:  # it can name its arena only when it knows our run
             client.arena = m.arena
         self.board.log.peer(peer, ClientMet(client.kind, client.arena))
@@ -367,7 +376,7 @@ class Core:
 
         def handle(now: float, peer: Peer, m: Message) -> None:
             client = self.clients.get(peer)
-            if client is None or client.ghost:
+            if client is None:
                 self._stranger(peer, m)
             else:
                 act(client, m)
@@ -376,7 +385,7 @@ class Core:
 
     def _request_of(self, peer: Peer, tag: int) -> Request | None:
         client = self.clients.get(peer)
-        return client.requests.get(tag) if client is not None and not client.ghost else None
+        return client.requests.get(tag) if client is not None else None
 
     def _on_abort(self, now: float, peer: Peer, m: Abort) -> None:
         if (request := self._request_of(peer, m.tag)) is not None:
@@ -391,7 +400,7 @@ class Core:
             self.tasks.flow.taken(request, m.output, m.chunks)
 
     def _on_inspect(self, now: float, peer: Peer, m: Inspect) -> None:
-        if (client := self.clients.get(peer)) is None or client.ghost:
+        if peer not in self.clients:
             self._stranger(peer, m)
         elif m.what == "request":
             self._report(peer, m.tag, self.requests.report(m.name))
@@ -399,7 +408,7 @@ class Core:
             self._report(peer, m.tag, report.make(self, m.what, now))
 
     def _on_letters(self, now: float, peer: Peer, m: Letters) -> None:
-        if (client := self.clients.get(peer)) is None or client.ghost:
+        if peer not in self.clients:
             self._stranger(peer, m)
         else:
             self._report(peer, m.tag, self.requests.letter_report(m.act, m.name))
@@ -417,9 +426,7 @@ class Core:
 
     def _on_bye(self, now: float, peer: Peer, m: Bye) -> None:
         worker = self.workers.get(peer)
-        if worker is not None and worker.ghost:
-            self._stranger(peer, m)  # it says so again when it has introduced itself
-        elif worker is not None:  # it drains: takes nothing new, finishes what it has
+        if worker is not None:  # it drains: takes nothing new, finishes what it has
             worker.draining = True
             self.tasks.stop_feeding(worker)
             self._send(peer, Drain())  # after this nothing more is under way to it

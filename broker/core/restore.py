@@ -87,7 +87,7 @@ class _Replay:
                 self._meet_guardian(peer, record)
             elif isinstance(record, ClientMet):
                 client = self.core.clients[peer] = Client(peer, record.kind, self.now)
-                client.arena, client.ghost = record.arena, True
+                client.arena = record.arena
                 self._await(peer, record.arena)
         for peer, record in peers.items():
             if isinstance(record, WorkerMet):

@@ -212,14 +212,13 @@ class Guardian:
 class Client:
     """A gateway, a command line or a Python program."""
 
-    __slots__ = ("arena", "ghost", "kind", "peer", "requests", "seen", "unclaimed")
+    __slots__ = ("arena", "kind", "peer", "requests", "seen", "unclaimed")
 
     def __init__(self, peer: Peer, kind: str, now: float) -> None:
         self.peer = peer
         self.kind = kind
         self.arena = ""
         self.seen = now
-        self.ghost = False  #: known from the journal alone; it has not introduced itself
         self.requests: dict[int, Request] = {}  #: by the client's tag
         self.unclaimed: set[int] = set()  #: tags that it has not named again since the broker's restart
 
