@@ -161,9 +161,17 @@ class Life:
         process = self._someone(kind)
         if process is not None and process.peer not in self.stopped:
             self.stopped[process.peer] = self.world.now + self.rng.uniform(0.1, LONGEST_STOP_S)
-            process.suspected = self.world.now
+            self._suspect(process)
             if isinstance(process, Guardian) and process.engine is not None:
                 self.world.blame_engine(process.engine.peer)
+
+    def _suspect(self, process: Process) -> None:
+        """From now on the broker may rightly take it for dead."""
+        process.suspected = self.world.now
+        if isinstance(process, Client):
+            for stream in process.streams.values():
+                if stream.call.stream is stream and stream.call.left is None:
+                    stream.call.left = self.world.now
 
     def _leave(self) -> None:
         """A client says goodbye; nobody comes back for what is not stored."""
@@ -192,7 +200,7 @@ class Life:
         world = self.world
         if process is None or not world.broker.up:
             return
-        process.suspected = world.now
+        self._suspect(process)
         if isinstance(process, Guardian) and process.engine is not None:
             world.blame_engine(process.engine.peer)
         world.up.lose_oldest(process.peer, world.kept(world.up[process.peer]))
@@ -251,9 +259,13 @@ class Life:
                 guardian.start_engine()
         self._come_back()
 
+    def waiting(self) -> list[Call]:
+        """Calls whose client has died, but not their user."""
+        return [call for call in self.world.calls.values() if call.open and call.stream is None]
+
     def _come_back(self) -> None:
         """A user whose client died comes to another one."""
-        calls = [c for c in self.world.calls.values() if c.open and c.stream is None]
+        calls = self.waiting()
         clients = [c for c in self.of(Client) if c.arena and c.peer not in self.stopped]
         if calls and clients:
             call = calls[pick(self.rng, len(calls))]

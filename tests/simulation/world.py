@@ -76,7 +76,8 @@ class World:
 
     def moves(self) -> bool:
         """Whether anything can happen without time passing."""
-        return bool(self.up or self.down or self.life.vacancies or self.life.can_work())
+        life = self.life
+        return bool(self.up or self.down or life.vacancies or life.can_work() or life.waiting())
 
     def _step(self) -> None:
         """One thing happens."""
