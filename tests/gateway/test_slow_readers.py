@@ -1,4 +1,7 @@
-"""Clients that do not read: they hold nobody up, cost bounded memory, and are given up after a while."""
+"""Clients that do not read: they hold nobody up, cost bounded memory, and are given up after a while.
+
+What they don't read is not made either: it waits for room in each queue on the way, back to the first stage.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tests.gateway.stack import Stack, empty, reaches
 from tests.gateway.test_bad_requests import CHAT, works
 from tests.gateway.test_disconnects import connect
 
+READERS = 20
 WORDS = 400
 SOUND = WORDS * 0.8 * 24_000 * 2  #: bytes of speech that each of them has asked for
 
@@ -22,9 +26,16 @@ def anonymous(pid: int) -> int:
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024
 
 
+async def chunks(broker: Client, stage: str) -> int:
+    """How many chunks a stage has made so far."""
+    count: int = (await broker.inspect("status"))["pipelines"]["echo"]["stages"][stage]["chunks"]
+    return count
+
+
 async def test_clients_that_never_read(stack: Stack, broker: Client, http: aiohttp.ClientSession) -> None:
     gateway = stack.processes["gateway"].pid
     before = anonymous(gateway)
+    said, spoken = await chunks(broker, "say"), await chunks(broker, "tone")
     body = {
         **CHAT,
         "messages": [{"role": "user", "content": "w " * WORDS}],
@@ -34,15 +45,17 @@ async def test_clients_that_never_read(stack: Stack, broker: Client, http: aioht
         "sampling_params_list": [None, {"speed": 0.25}, None],
     }
     readers = []
-    for _ in range(10):
+    for _ in range(READERS):
         connection = connect(stack, "/v1/chat/completions", body)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         readers.append(connection)
-    await reaches(broker, 5.0, requests=10)
+    await reaches(broker, 5.0, requests=READERS)
     await works(http)
     await empty(broker, 20.0)  # the stall limit is 2 s here
     grown = anonymous(gateway) - before
-    assert grown < 10 * SOUND / 4, f"{grown / 2**20:.0f} MiB for what nobody reads"
+    assert grown < READERS * SOUND / 8, f"{grown / 2**20:.0f} MiB for what nobody reads"
+    assert await chunks(broker, "tone") - spoken < READERS * WORDS * 0.75, "the speech was made all the same"
+    assert await chunks(broker, "say") - said < READERS * WORDS, "the text was made all the same"
     for connection in readers:
         connection.close()
     await works(http)

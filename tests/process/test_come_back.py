@@ -27,6 +27,7 @@ CHAT: dict[str, Any] = {
 STREAM = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
 SLOW_STREAM = {**STREAM, "sampling_params_list": [{"chunk_sleep_s": 0.15}, None, None, None]}
 WANTS_IDS = {"Accept": "text/event-stream"}
+TIMEOUT = aiohttp.ClientTimeout(total=30)
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[str, str]]:
@@ -56,7 +57,7 @@ async def undisturbed(session: aiohttp.ClientSession) -> list[str]:
 
 async def test_the_rest_of_a_stream_whose_gateway_was_killed(house: Houses) -> None:
     home = house("--pipeline", "echo")
-    async with aiohttp.ClientSession(home.base_url) as session:
+    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
         expected = await undisturbed(session)
         async with session.post("/v1/chat/completions", json=SLOW_STREAM, headers=WANTS_IDS) as response:
             call = response.headers["x-request-id"]
@@ -78,7 +79,7 @@ async def test_the_rest_of_a_stream_whose_gateway_was_killed(house: Houses) -> N
 
 async def test_a_stream_goes_on_while_its_broker_is_killed(house: Houses) -> None:
     home = house("--pipeline", "echo")
-    async with aiohttp.ClientSession(home.base_url) as session:
+    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
         expected = await undisturbed(session)
         async with session.post("/v1/chat/completions", json=SLOW_STREAM, headers=WANTS_IDS) as response:
             got = []
@@ -91,7 +92,7 @@ async def test_a_stream_goes_on_while_its_broker_is_killed(house: Houses) -> Non
 
 async def test_a_call_that_comes_while_the_broker_is_restarted_is_answered(house: Houses) -> None:
     home = house("--pipeline", "echo")
-    async with aiohttp.ClientSession(home.base_url) as session:
+    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
         os.kill(home.process_of("broker.server"), signal.SIGKILL)
         async with session.post("/v1/chat/completions", json=CHAT) as response:
             assert response.status == 200, await response.text()
@@ -102,7 +103,7 @@ async def test_where_no_pipeline_has_room_the_body_is_not_waited_for(house: Hous
     document["limits"] = {"max_requests": 1}
     home = house("--pipeline", write(tmp_path, document))
     body = {"messages": [{"role": "user", "content": "x"}], "sampling_params_list": [{"hang": True}]}
-    async with aiohttp.ClientSession(home.base_url) as session:
+    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
         first = asyncio.create_task(session.post("/v1/chat/completions", json=body))
         await asyncio.to_thread(home.until, lambda: home.stage("line", "a")["running"])
         head = await asyncio.to_thread(answer_to_a_head, home.port)
