@@ -47,7 +47,7 @@ class Engine(Producer):
         self.stage = guardian.stage
         self.options = world.pipeline.stages[self.stage].options
         self.durable = world.pipeline.durable(self.stage)
-        self.session = EngineSession(guardian.boot)
+        self.session = EngineSession(guardian.session.boot)
         self.jobs: dict[tuple[int, int, int], Job] = {}
         self.draining = False  #: it has said Bye
         self.drained = False  #: and was answered: nothing new comes

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.protocol import VERSION, Beat, Died, Hello, Kill, Message, Peer, Welcome, Who
+from broker.session import Session
 from tests.simulation.engines import Engine
 from tests.simulation.peers import Process
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+
+PATIENCE_S = 10.0
 
 
 class Guardian(Process):
@@ -19,16 +23,23 @@ class Guardian(Process):
         super().__init__(world, peer)
         self.stage = stage
         self.engine: Engine | None = None
-        self.boot = 0  #: of the broker that has welcomed us last
-        self.leaving = False
+        self.session = Session()
+        self.given_up = False  #: the broker has, and has not welcomed us since
+        self.impatient = world.now + PATIENCE_S  #: when it ends, unless it has been welcomed
         self._hello()
 
     def _hello(self) -> None:
         self.send(Hello(VERSION, "", self.stage, "h", 1))
 
+    @property
+    def welcomed(self) -> bool:
+        """Whether any broker has answered."""
+        return self.session.boot > 0
+
     def say_beat(self) -> None:
         """Due now and then."""
-        self.beat(Beat([self.engine.peer] if self.engine else []))
+        if self.welcomed:
+            self.beat(Beat([self.engine.peer] if self.engine else []))
 
     def start_engine(self) -> None:
         """Its model has loaded."""
@@ -37,13 +48,22 @@ class Guardian(Process):
 
     def on(self, m: Message) -> None:
         if isinstance(m, Welcome):
-            self.boot = m.boot
+            self.session.met(m.boot)
+            self.given_up = False
         elif isinstance(m, Who):
-            if m.gone and self.engine is not None:
-                self.kill_engine("the broker has given it up")
-            self._hello()
+            self._on_who(m)
         elif isinstance(m, Kill) and self.engine is not None and self.engine.peer == m.worker:
             self.kill_engine(m.cause)
+
+    def _on_who(self, m: Who) -> None:
+        act = self.session.introduce(m)
+        if act == "ignore" or self.given_up:
+            return
+        if act == "gone":
+            self.given_up = True
+            if self.engine is not None:
+                self.kill_engine("the broker has given it up")
+        self._hello()
 
     def kill_engine(self, cause: str) -> None:
         """SIGKILL."""

@@ -255,7 +255,9 @@ class Life:
                 guardian.engine_died("signal SIGKILL")
             elif guardian.engine is not None and guardian.engine.done:
                 guardian.kill_engine("exit code 0")
-            elif guardian.engine is None and guardian.boot and rng.random() < 0.7:
+            elif not guardian.welcomed and world.now > guardian.impatient:
+                self._bury(guardian)
+            elif guardian.engine is None and guardian.welcomed and rng.random() < 0.7:
                 guardian.start_engine()
         self._come_back()
 
