@@ -16,6 +16,8 @@ from broker.protocol import Assign, Checkpoint, Emit, Failed, Finish, Input, Lea
 Result = Emit | Finish | Failed | Checkpoint
 Attempt = tuple[int, int, int]  #: (request, stage, attempt)
 
+DEAF = 50  #: a broker that has asked so often since our introduction has not heard it
+
 
 def size_of(chunk: Chunk) -> int:
     """Bytes of a chunk, its tensors included: what flow control counts."""
@@ -27,15 +29,23 @@ class Session:
 
     def __init__(self, boot: int = 0) -> None:
         self.boot = boot  #: the broker process that we have introduced ourselves to
+        self._ignored = 0  #: how often it has asked since
         self._holds: Counter[BlockId] = Counter()
         self._lent: dict[BlockId, None] = {}
 
     def introduce(self, who: Who) -> Literal["ignore", "introduce", "gone"]:
-        """What to do about a Who. One introduction per boot is enough, however often the broker asks."""
+        """What to do about a Who. One introduction per boot is enough, unless it was lost on its way.
+
+        A broker asks until it has our introduction; one that goes on asking never got it, or not whole.
+        """
         known, self.boot = self.boot, who.boot
         if who.gone:
             return "gone"
-        return "ignore" if who.boot == known else "introduce"
+        if who.boot == known and self._ignored < DEAF:
+            self._ignored += 1
+            return "ignore"
+        self._ignored = 0
+        return "introduce"
 
     def met(self, boot: int) -> None:
         """This broker process has answered us, so it knows us."""

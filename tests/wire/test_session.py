@@ -6,7 +6,7 @@ import msgspec
 
 from adapters.handle import BlockId, Handle
 from broker.protocol import Assign, Checkpoint, EdgeInput, Emit, Failed, Finish, Input, Resume, Who
-from broker.session import EngineSession, Session, size_of
+from broker.session import DEAF, EngineSession, Session, size_of
 from tests.core.driver import chunk, handle
 
 OURS, THEIRS = b"w1", b"w2"
@@ -31,6 +31,12 @@ def test_each_boot_gets_one_introduction_however_often_it_asks() -> None:
         "introduce",
         "ignore",
     ]
+
+
+def test_a_broker_that_goes_on_asking_has_not_heard_the_introduction() -> None:
+    session = Session()
+    answers = [session.introduce(Who(1)) for _ in range(2 * DEAF)]
+    assert [at for at, answer in enumerate(answers) if answer == "introduce"] == [0, DEAF + 1]
 
 
 def test_a_broker_that_has_answered_needs_no_introduction() -> None:
