@@ -181,7 +181,10 @@ class Client(Producer):
         try:
             self.views.open(chunk)
         except Gone:
-            raise AssertionError("an output's block is gone while its client lives") from None
+            assert self.suspected is not None, "an output's block is gone while its client lives"
+            self.world.dropped(stream)
+            self.close(tag, Abort(tag))
+            return
         for block in blocks:
             self.views.close(block)
         self.release(blocks)
@@ -267,13 +270,13 @@ class Client(Producer):
             self.session.begin_anew()
             self.views.die()
             self.open_arena()
-            self.send(Connect(VERSION, self.kind, self.arena))
+            self.send(Connect(VERSION, self.kind, self.arena, self.session.boot))
         if act:
             self._reopen(known=act == "introduce")
 
     def _reopen(self, *, known: bool) -> None:
         if known:
-            self.send(Connect(VERSION, self.kind, self.arena))
+            self.send(Connect(VERSION, self.kind, self.arena, self.session.boot))
         for tag, stream in list(self.streams.items()):
             if stream.ended:
                 continue

@@ -61,8 +61,8 @@ class Guardian(Process):
             return
         if act == "gone":
             self.given_up = True
-            if self.engine is not None:
-                self.kill_engine("the broker has given it up")
+            if self.engine is not None and self.engine.alive:
+                self.world.kill(self.engine)  # its end is reported when it has been noticed
         self._hello()
 
     def kill_engine(self, cause: str) -> None:

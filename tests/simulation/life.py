@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=Process)
 LONGEST_STOP_S = 14.0
+SLOWEST_S = 1.0  #: a message takes no longer than that and one step of time
 PATIENCE_S = 60.0  #: more than any time limit in the world
 
 
@@ -201,8 +202,9 @@ class Life:
         if process is None or not world.broker.up:
             return
         self._suspect(process)
-        if isinstance(process, Guardian) and process.engine is not None:
-            world.blame_engine(process.engine.peer)
+        engine = process.engine if isinstance(process, Guardian) else process
+        if isinstance(engine, Engine):
+            world.blame_engine(engine.peer)
         world.up.lose_oldest(process.peer, world.kept(world.up[process.peer]))
         world.down.lose_newest(process.peer, world.kept(world.down[process.peer]))
         world.broker.handle(Lost(world.now, process.peer))
@@ -318,12 +320,21 @@ class Life:
         self.unnoticed.clear()
         for process in self.world.processes.values():
             if isinstance(process, Guardian | Client) and process.peer not in self.stopped:
+                if not world.up[process.peer]:
+                    process.heard = world.now
                 process.say_beat()
-                if seconds > 0.5 and world.broker.up:  # more than a slow link is late
-                    while world.up[process.peer]:
-                        world.broker.receive(process.peer, world.up.take_from(process.peer))
+                late = seconds > SLOWEST_S / 2 or world.now - process.heard > SLOWEST_S
+                if late and world.broker.up:
+                    self._hurry(process)
         if world.broker.up:
             world.broker.handle(Tick(world.now))
+
+    def _hurry(self, process: Process) -> None:
+        """No link is so slow that a living process is taken for dead."""
+        world = self.world
+        while world.up[process.peer]:
+            world.broker.receive(process.peer, world.up.take_from(process.peer))
+        process.heard = world.now
 
     def _go_on(self, peer: Peer) -> None:
         """SIGCONT."""

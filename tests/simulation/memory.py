@@ -29,7 +29,7 @@ class Memory:
         self.host_died = False
         self._lookers: dict[BlockId, Counter[Peer]] = {}
         self._freed: set[BlockId] = set()
-        self._reaped: set[str] = set()
+        self.reaped: set[str] = set()  #: arenas that the broker has removed
         self.doubles = False  #: blocks may be freed again
         self._count = 0
 
@@ -100,13 +100,13 @@ class Memory:
             blocks.remove(block)
             self._freed.add(block)
             self._check_unused(block)
-        elif block.place[:-1] not in self._reaped:  # a broker that was restarted reads of some chunks again
+        elif block.place[:-1] not in self.reaped:  # a broker that was restarted reads of some chunks again
             assert block in self._freed, f"{block} is no block of ours"
             assert self.doubles, f"{block} freed twice"
 
     def reap(self, arena: str) -> None:
         """A dead producer's arena goes."""
-        self._reaped.add(arena)
+        self.reaped.add(arena)
         for block in self.arenas.pop(arena, set()):
             self._check_unused(block)
 

@@ -24,6 +24,7 @@ class Process:
         self.world = world
         self.peer = peer
         self.alive = True
+        self.heard = world.now  #: when nothing of it was under way
         self.suspected: float | None = None  #: since when the broker may rightly have given it up
 
     def send(self, message: Message) -> None:

@@ -86,7 +86,7 @@ class Broker:
             first_request=self.boot << 20,  # numbers of an earlier core never come back
             store="store",
             journal=True,
-            settings=Settings(liveness_s=world.LIVENESS_S, requests=limits),
+            settings=Settings(liveness_s=world.LIVENESS_S, sweep_s=4.0, requests=limits),
         )
         self.up = True
         if self.boot > 1:
