@@ -49,7 +49,8 @@ class Estate:
         self._keep = Keep(self.run, self._journal.path) if self._journal is not None else None
         for swept in sweep():
             log.info("removed %s (%d bytes), left by a dead run", swept.name, swept.bytes)
-        boot = saved.meta.boot + 1 if saved is not None else 1
+        # Peers tell by it that we are another process than the one they knew, also where nothing was saved.
+        boot = saved.meta.boot + 1 if saved is not None else secrets.randbits(40) + 1
         self.core = Core(
             pipelines,
             run=self.run,
