@@ -401,12 +401,12 @@ class Client:
                 self._old_arenas.append(self._arena)
         store = DiskStore(Path(message.store)) if message.store else None
         self._run, self._arena = message.run, SharedMemory(message.run, store=store)
-        self._connection.post(Connect(VERSION, self._kind, self._arena.prefix))
+        self._connection.post(Connect(VERSION, self._kind, self._arena.prefix, self._session.boot))
 
     def _reopen(self, act: Literal["introduce", "gone"], *, lost: bool) -> None:
         known = act == "introduce" and not lost
         if known and self._arena is not None:
-            self._connection.post(Connect(VERSION, self._kind, self._arena.prefix))
+            self._connection.post(Connect(VERSION, self._kind, self._arena.prefix, self._session.boot))
         for tag, stream in list(self._streams.items()):
             if stream.ended:
                 continue

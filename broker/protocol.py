@@ -333,6 +333,7 @@ class Connect(Message):
     version: int
     kind: str  #: "gateway", "api", "cli"
     arena: str = ""
+    met: int = 0  #: the boot of the last broker process that it was connected to
 
 
 class Submit(Message):

@@ -71,6 +71,7 @@ class Settings(msgspec.Struct, frozen=True):
     beat_s: float = 1.0  #: how often guardians and clients say that they live
     liveness_s: float = 6.0  #: silence after which they are taken for dead
     cancel_grace_s: float = 10.0  #: a worker that keeps a cancelled task for longer is killed
+    sweep_s: float = 10.0  #: how soon memory of processes that were given up is looked for, at most
     requests: RequestSettings = RequestSettings()
 
 
@@ -116,6 +117,8 @@ class Core:
         self.clients = self.board.clients
         self.awaited = Introductions()  #: whose Resync is still to come
         self._given_up: OrderedDict[Peer, None] = OrderedDict()
+        self._sweep_due = False
+        self._swept = 0.0
         self._out = self.board.out
         tasks, requests = self.tasks, self.requests
         self._handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {
@@ -186,6 +189,7 @@ class Core:
         self.awaited.pop(peer, None)
         self.board.log.peer(peer, None)
         self._given_up[peer] = None
+        self._sweep_due = True  # while it lives it may go on making segments
         if len(self._given_up) > GIVEN_UP:
             self._given_up.popitem(last=False)
 
@@ -229,6 +233,9 @@ class Core:
         if m.version != VERSION or guardian is None or peer in self._given_up:
             self._stranger(peer, m)
             return
+        if peer not in self.workers and (m.leases or m.sent):  # a broker before us had given it up
+            self._send(peer, Who(self.boot, gone=True))
+            return
         if not self._may_own(m.arena):
             self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
             return
@@ -264,13 +271,14 @@ class Core:
             known.ghost = False
             for worker in [w for w in known.workers.values() if w.ghost and w.peer not in m.workers]:
                 self._worker_gone(now, worker, "it died while the broker was away")
-            for engine in m.workers:  # one whose Ready went to a broker before us, or that was given up
-                if engine not in self.workers and engine not in known.dead:
-                    self._send(engine, Who(self.boot, engine in self._given_up))
+            for stranger in m.workers:  # its Ready may have died with a broker
+                if stranger not in self.workers and stranger not in known.dead:
+                    self._send(stranger, Who(self.boot, stranger in self._given_up))
 
     def _on_died(self, now: float, peer: Peer, m: Died) -> None:
         guardian = self.guardians.get(peer)
         if guardian is None:
+            self._given_up[m.worker] = None  # its Ready may still come, after its guardian's next Hello
             self._stranger(peer, m)
             return
         guardian.seen, guardian.ghost = now, False
@@ -337,9 +345,14 @@ class Core:
     def _settle(self) -> None:
         """When all who live have reported after a restart, what nobody needs may go."""
         blocks = self.board.blocks
-        if self.awaited or not blocks.in_limbo:
+        if self.awaited:
             return
-        blocks.leave_limbo(self._out)
+        late = self._sweep_due and self.board.now - self._swept > self.settings.sweep_s
+        if blocks.in_limbo:
+            blocks.leave_limbo(self._out)
+        elif not late:
+            return
+        self._sweep_due, self._swept = False, self.board.now
         self._out.append(SweepRun(frozenset(self._owners()) | blocks.orphaned))
 
     def _owners(self) -> dict[str, Peer]:
@@ -359,6 +372,9 @@ class Core:
             self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
             return
         client = self.clients.get(peer)
+        if client is None and m.met not in (0, self.boot):  # a broker before us had given it up
+            self._send(peer, Who(self.boot, gone=True))
+            return
         if client is None:
             client = self.clients[peer] = Client(peer, m.kind, now)
             self._given_up.pop(peer, None)
@@ -445,7 +461,8 @@ class Core:
 
     def _on_lost(self, now: float, peer: Peer) -> None:
         if peer in self.awaited:
-            return  # it will connect again, or its guardian's silence ends it
+            self.awaited[peer] = None  # it will connect and begin anew, or its guardian's silence ends it
+            return
         if (client := self.clients.get(peer)) is not None:
             self._client_gone(client)
         elif (guardian := self.guardians.get(peer)) is not None and not guardian.ghost:

@@ -135,20 +135,39 @@ class Requests:
 
     def _continue(self, request: Request, client: Client, tag: int, received: dict[str, int]) -> None:
         board = self._board
-        if request.client is not None and (request.client, request.tag) != (client, tag):
+        if (request.client, request.tag) != (client, tag):
             if request.listener is not None and request.ended is None:
                 taken = Error("taken_over", "another client continues this request", 409)
-                board.send(request.client.peer, Ended(request.tag, "cancelled", taken, []))
+                board.send(request.listener.peer, Ended(request.tag, "cancelled", taken, []))
             self._part(request)
         self._join(request, client, tag)
         board.send(client.peer, Accepted(tag, request.number))
         if request.letter:
             self._part(request, tell=True)
             return
+        if self._lacks(request, received):
+            message = "the broker was restarted, and this pipeline keeps nothing (checkpoint: none)"
+            error = Error("lost_in_restart", message, 503, retry_after_s=1.0)
+            if request.ended is None:
+                self.end(request, "failed", error, False)
+            else:
+                board.send(client.peer, Ended(tag, "failed", error, []))
+            return
         board.log.add(request.number, Joined(client.peer, tag))
         self.tasks.flow.resend(request, received)
         if request.ended is not None:
             self._send_end(request)
+
+    def _lacks(self, request: Request, received: dict[str, int]) -> bool:
+        """Whether outputs that the client has not received are not kept."""
+        if request.keeps:
+            return False
+        emitted = {
+            output: request.tasks[number].emitted
+            for number, outputs in request.route.outputs.items()
+            for output in outputs
+        }
+        return any(received.get(output, 0) < count for output, count in emitted.items())
 
     def _join(self, request: Request, client: Client, tag: int) -> None:
         request.client, request.tag = client, tag

@@ -12,6 +12,7 @@ import msgspec
 from adapters.handle import Chunk
 from broker.core.admission import BAD_HANDLE, owns
 from broker.core.board import Board
+from broker.core.events import Discard
 from broker.core.flow import Flow
 from broker.core.lifecycle import TaskState
 from broker.core.records import Again, Finished, Leased, Marked
@@ -73,7 +74,7 @@ class Tasks:
         culprits = [t for t in tasks if t.timed_out]
         for task in worker.tasks.values():
             if task.state is TaskState.CANCELLING:
-                task.state = TaskState.DONE
+                self._off(task)
         worker.tasks.clear()
         for task in tasks:
             worker.stage.stats.deaths += 1
@@ -92,16 +93,17 @@ class Tasks:
         announced = {(lease.request, lease.stage): lease for lease in leases}
         for task in list(worker.tasks.values()):
             lease = announced.pop(task.key, None)
-            if lease is None or lease.attempt != task.attempt:
-                del worker.tasks[task.key]
-                if task.state is TaskState.CANCELLING:
-                    task.state = TaskState.DONE
+            if task.state is TaskState.CANCELLING:
+                if lease is not None and lease.attempt == task.attempt:
+                    self._board.send(worker.peer, Cancel(*task.key, task.attempt))
                 else:
-                    self._again(task, None)  # the assignment was lost on its way
+                    del worker.tasks[task.key]
+                    self._off(task)
+            elif lease is None or lease.attempt != task.attempt:
+                del worker.tasks[task.key]
+                self._again(task, None)  # the assignment was lost on its way
                 if lease is not None:
                     announced[task.key] = lease
-            elif task.state is TaskState.CANCELLING:
-                self._board.send(worker.peer, Cancel(*task.key, task.attempt))
             elif not self._catch_up(task, worker, lease):
                 del worker.tasks[task.key]
                 self._board.send(worker.peer, Cancel(*task.key, task.attempt))
@@ -261,7 +263,7 @@ class Tasks:
         A worker that introduces itself again repeats chunks: their blocks are known, or were freed.
         """
         board = self._board
-        name = task.request.name if task is not None else ""
+        name = task.request.name if task is not None else _folder(chunk)
         if repeated and any(board.blocks.known(handle) for handle in chunk.handles):
             return True
         if not owns(worker.arena, name, chunk.handles) or not board.blocks.add(worker.peer, chunk.handles):
@@ -271,6 +273,7 @@ class Tasks:
             return False
         if task is None:
             board.blocks.sweep(chunk.handles, board.out)
+            self._discard(name)
         return True
 
     def checkpoint(self, worker: Worker, m: Checkpoint) -> None:
@@ -312,7 +315,7 @@ class Tasks:
     def _done(self, task: Task, worker: Worker) -> None:
         self._give_back(task, worker)
         if task.state is TaskState.CANCELLING:
-            task.state = TaskState.DONE
+            self._off(task)
         else:
             now = self._board.now
             task.stage.stats.finished(now, now - task.started, waiting=task.stage.scheduler.length)
@@ -341,7 +344,7 @@ class Tasks:
             return
         self._give_back(task, worker)
         if task.state is TaskState.CANCELLING:
-            task.state = TaskState.DONE
+            self._off(task)
         elif m.kind == "item":
             error = m.error or Error("stage_failed", f"stage {task.stage.name} failed")
             error.stage, error.attempts = task.stage.name, task.attempt
@@ -369,11 +372,32 @@ class Tasks:
         task.stage.stats.cancelled += 1
         self.flow.drop_inputs(task)
 
+    def _off(self, task: Task) -> None:
+        """A cancelled task has left its worker, which may have written files since the end of its request."""
+        task.state = TaskState.DONE
+        task.worker = None
+        request = task.request
+        if request.files or request.pipeline.durable:
+            self._discard(request.name)
+
+    def _discard(self, name: str) -> None:
+        if name and name not in self._board.names:
+            self._board.out.append(Discard(name))
+
     def ended_at(self, task: Task) -> None:
         """Notes when the task ended."""
         timing = task.timing
         timing.ended = self._board.now - task.request.accepted
         timing.chunks, timing.attempts = task.emitted, task.attempt
+
+
+def _folder(chunk: Chunk) -> str:
+    """The folder of the disk store that a chunk's tensors are in, or have their copies in."""
+    for handle in chunk.handles:
+        place = handle.copy or (handle.block.place if handle.transport == "disk" else "")
+        if place:
+            return place.partition("/")[0]
+    return ""
 
 
 def _gone(task: Task) -> str:
