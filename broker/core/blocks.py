@@ -15,6 +15,8 @@ from adapters.handle import BlockId, Handle
 from broker.core.events import Instruction, Reap, Send
 from broker.protocol import Free, Peer
 
+NOBODY = b""  #: owns files that are left to the end of their request
+
 
 class _Block:
     __slots__ = ("count", "nbytes", "owner")
@@ -98,16 +100,21 @@ class Blocks:
 
     def peer_gone(self, peer: Peer, arena: str, out: list[Instruction]) -> None:
         """The peer is dead: its holds end; its own blocks stay readable until their last use, then Reap."""
-        for block, count in self._holds.pop(peer, Counter()).items():
+        for key, count in self._holds.pop(peer, Counter()).items():
             for _ in range(count):
-                self._decrement(block, out)
-        if arena:
-            if self._owned[peer] or self._limbo is not None:
-                self._orphans[peer] = arena
-            else:
-                out.append(Reap(arena))
-        if not self._owned[peer]:
-            del self._owned[peer]
+                self._decrement(key, out)
+        owned = self._owned.pop(peer, 0)
+        if not arena:
+            return
+        if not owned and self._limbo is None:
+            out.append(Reap(arena))
+            return
+        orphan = arena.encode()  # the peer may come back, with another arena
+        for block in (*self._blocks.values(), *(self._limbo or {}).values()):
+            if block.owner == peer:
+                block.owner = orphan
+        self._owned[orphan] += owned
+        self._orphans[orphan] = arena
 
     # --- after a restart
 
@@ -148,12 +155,20 @@ class Blocks:
     def audit(self, owner: Peer, lent: list[BlockId], out: list[Instruction]) -> None:
         """An owner says which of its blocks are out. Those that nobody needs are freed, in limbo later."""
         for key in lent:
-            if key in self._blocks or (self._limbo is not None and key in self._limbo):
-                continue
-            if self._limbo is None:
+            if key in self._blocks:
+                self._own(self._blocks[key], owner)
+            elif self._limbo is None:
                 out.append(Send(owner, Free([key])))
             else:
-                self._limbo[key] = _Block(owner, 0)
+                self._own(self._limbo.setdefault(key, _Block(owner, 0)), owner)
+
+    def _own(self, block: _Block, owner: Peer) -> None:
+        """The owner of a file is not in its name: it is known again when it says so."""
+        if block.owner == NOBODY:
+            if block.count:
+                self._owned[NOBODY] -= 1
+                self._owned[owner] += 1
+            block.owner = owner
 
     def adopt(self, owner: Peer, handles: list[Handle]) -> None:
         """Like :meth:`add`, for a chunk out of the journal: another one may have named a block already."""
@@ -170,7 +185,7 @@ class Blocks:
         """All who live have told what they hold: what is in limbo is freed."""
         limbo, self._limbo = self._limbo or {}, None
         for key, block in limbo.items():
-            if block.owner not in self._orphans:
+            if block.owner not in self._orphans and block.owner != NOBODY:
                 out.append(Send(block.owner, Free([key])))
         for owner, arena in [(o, a) for o, a in self._orphans.items() if not self._owned[o]]:
             del self._orphans[owner]
@@ -179,10 +194,15 @@ class Blocks:
     def _from_limbo(self, key: BlockId) -> _Block | None:
         return self._limbo.pop(key, None) if self._limbo is not None else None
 
-    @staticmethod
-    def _owner(key: BlockId, owner_of: dict[str, Peer]) -> Peer:
+    def _owner(self, key: BlockId, owner_of: dict[str, Peer]) -> Peer:
         arena = arena_of(key)
-        return owner_of.get(arena) or arena.encode()
+        if not arena:
+            return NOBODY
+        owner = owner_of.get(arena)
+        if owner is None:
+            owner = arena.encode()
+            self._orphans[owner] = arena
+        return owner
 
     # --- small parts
 
@@ -212,7 +232,8 @@ class Blocks:
             return
         arena = self._orphans.get(owner)
         if arena is None:
-            out.append(Send(owner, Free([key])))
+            if owner != NOBODY:
+                out.append(Send(owner, Free([key])))
         elif last:
             del self._orphans[owner]
             out.append(Reap(arena))
@@ -224,5 +245,5 @@ def _size(handle: Handle) -> int:
 
 
 def arena_of(key: BlockId) -> str:
-    """The arena (prefix) that a block of shared memory lies in."""
-    return key.place[: key.place.rfind("-") + 1]
+    """The arena (prefix) that a block of shared memory lies in; "" for a file of the disk store."""
+    return "" if "/" in key.place else key.place[: key.place.rfind("-") + 1]
