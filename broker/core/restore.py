@@ -169,7 +169,7 @@ class _Replay:
 
     def _adopt(self, chunk: Chunk) -> None:
         for handle in chunk.handles:
-            arena = arena_of(handle.block) if handle.transport == "shm" else ""
+            arena = arena_of(handle.block)
             owner = self.owners.get(arena)
             if owner is None:
                 owner = self.owners[arena] = arena.encode()
@@ -226,6 +226,7 @@ class _Replay:
         for request in list(self.board.requests.values()):
             if request.letter:
                 continue
+            self._forget_lost_states(request, lost)
             if _has_lost(request, lost):
                 if request.ended is not None:
                     requests.forget(request)
@@ -236,6 +237,13 @@ class _Replay:
                 requests.cut_outputs(request, lost)
             if request.client is None:
                 requests.detach(request)
+
+    def _forget_lost_states(self, request: Request, lost: Callable[[Handle], bool]) -> None:
+        for task in request.tasks.values():
+            state = task.checkpoint
+            if state is not None and any(map(lost, state.handles)):
+                self.board.blocks.drop(state.handles, self.board.out)
+                task.checkpoint = None
 
 
 _OF_TASK: dict[type, Callable[[_Replay, Task, Any], None]] = {
@@ -248,9 +256,6 @@ _OF_TASK: dict[type, Callable[[_Replay, Task, Any], None]] = {
 
 
 def _has_lost(request: Request, lost: Callable[[Handle], bool]) -> bool:
-    for task in request.tasks.values():
-        if task.checkpoint is not None and any(map(lost, task.checkpoint.handles)):
-            task.checkpoint = None
     kept = [chunk for task in request.tasks.values() for feed in task.feeds for chunk in feed.chunks]
     kept += [chunk for _, chunk in request.outputs]
     return any(lost(handle) for chunk in kept for handle in chunk.handles)
