@@ -190,7 +190,7 @@ class Client(Producer):
         self.release(blocks)
         if stream.call.stream is stream:
             stream.call.got(output, chunk.seq, value_of(chunk))
-            self.world.broker.flow.output(stream.call.number, output, chunk.seq + 1)
+        self.world.broker.flow.output(stream.call.number, output, chunk.seq + 1)
         self._measure(tag, stream, output, chunk)
 
     def _measure(self, tag: int, stream: Stream, output: str, chunk: Chunk) -> None:

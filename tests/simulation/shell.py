@@ -158,6 +158,7 @@ class Broker:
         return None
 
     def _send(self, peer: Peer, message: Message) -> Peer | None:
+        assert peer[:1] in (b"g", b"w", b"c"), f"{message} is for {peer!r}, which is no peer"
         if type(message) is Assign:
             self._check_attempt(peer, message)
         elif type(message) is Grant:
