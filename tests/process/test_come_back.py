@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import aiohttp
 import pytest
 
 from tests.house import House, line, write
+from tests.leftovers import files_in
 
 Houses = Callable[..., House]
 
@@ -46,6 +48,9 @@ def same(data: str) -> str:
         return data
     chunk = json.loads(data)
     del chunk["id"], chunk["created"]
+    for choice in chunk["choices"]:
+        for name in ("id", "expires_at"):
+            choice["delta"].get("audio", {}).pop(name, None)
     return json.dumps(chunk)
 
 
@@ -88,6 +93,52 @@ async def test_a_stream_goes_on_while_its_broker_is_killed(house: Houses) -> Non
                 if len(got) == 3:
                     os.kill(home.process_of("broker.server"), signal.SIGKILL)
         assert got == expected
+
+
+async def test_speech_goes_on_byte_by_byte_while_its_broker_is_killed(house: Houses) -> None:
+    home = house("--pipeline", "echo")
+    speech = {"input": WORDS, "voice": "alloy", "response_format": "mp3", "seed": 11}
+    slow = {**speech, "sampling_params_list": [None, {"chunk_sleep_s": 0.15}, None, None]}
+    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
+        async with session.post("/v1/audio/speech", json=speech) as response:
+            expected = await response.read()
+        async with session.post("/v1/audio/speech", json=slow) as response:
+            got = await response.content.readany()
+            os.kill(home.process_of("broker.server"), signal.SIGKILL)
+            got += await response.read()
+    assert got == expected
+
+
+async def test_the_rest_of_a_stream_after_everything_was_killed(house: Houses) -> None:
+    """As when the machine goes down: nothing of it runs any more, and what is on disk is started again."""
+    home = house("--pipeline", "echo", "--checkpoint", "disk")
+    body = {**SLOW_STREAM, "modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
+    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
+        async with session.post(
+            "/v1/chat/completions", json={**body, "sampling_params_list": None}
+        ) as response:
+            expected = sorted([same(data) async for _, data in events(response)])
+        async with session.post("/v1/chat/completions", json=body, headers=WANTS_IDS) as response:
+            call = response.headers["x-request-id"]
+            stream = events(response)
+            got = [await anext(stream) for _ in range(6)]
+            for pid in home.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                got += [event async for event in stream]
+    home.kill()
+    for file in files_in(home.shm_dir):
+        (home.shm_dir / file).unlink()  # shared memory goes with its machine
+    home.start("--pipeline", "echo", "--checkpoint", "disk")
+    async with (
+        aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session,
+        session.get(f"/v1/requests/{call}/stream", params={"after": got[-1][0]}) as response,
+    ):
+        assert response.status == 200, await response.text()
+        got += [event async for event in events(response)]
+    assert got[-1][1] == "[DONE]"
+    assert sorted(same(data) for _, data in got) == expected
 
 
 async def test_a_call_that_comes_while_the_broker_is_restarted_is_answered(house: Houses) -> None:
