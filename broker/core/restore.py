@@ -179,6 +179,7 @@ class _Replay:
 
     def _leased(self, task: Task, record: Leased) -> None:
         self._off(task)
+        task.request.files = True  # what its worker wrote last may never have been told
         task.attempt = record.attempt
         worker = self.core.workers.get(record.worker)
         if worker is None:

@@ -73,6 +73,7 @@ class Tasks:
         tasks = [t for t in worker.tasks.values() if t.state is TaskState.RUNNING]
         culprits = [t for t in tasks if t.timed_out]
         for task in worker.tasks.values():
+            task.request.files = True  # what it wrote last may never have been told
             if task.state is TaskState.CANCELLING:
                 self._off(task)
         worker.tasks.clear()
