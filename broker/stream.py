@@ -166,12 +166,18 @@ class RequestStream:
         self._opening.received = dict(self._received)
         return self._opening
 
+    @property
+    def holds(self) -> bool:
+        """Whether chunks with blocks wait for the reader."""
+        return any(chunk.handles for _, chunk in self._waiting)
+
     def reattach(self) -> Submit | Attach | None:
         """The message that continues it at a broker that had given us up; None: nothing can.
 
-        Blocks that we have not looked at belong to others by now: they must come again. The same goes for
-        what we lent, so nothing that was given in blocks can be submitted again.
+        Blocks that we have not looked at belong to others by now: they must come again, also after the end.
+        The same goes for what we lent, so nothing that was given in blocks can be submitted again.
         """
+        self.ended = False
         for output, chunk in reversed(self._waiting):
             self._received[output] = chunk.seq
         self._waiting.clear()
