@@ -29,6 +29,7 @@ class Call:
         self.given_up = False  #: the user wants no more of it
         self.status: str | None = None
         self.left: float | None = None  #: when nobody was there for it any more
+        self.forgotten = False  #: a client process has said that it has everything
         self.contested = False  #: several client processes want it
         self.stream: Stream | None = None  #: that carries it now
 
@@ -105,7 +106,7 @@ class Call:
 
     def _may_be_forgotten(self) -> bool:
         world = self.world
-        if not self.sure:
+        if not self.sure or self.forgotten:
             return True
         if self.left is None:
             return False

@@ -60,12 +60,18 @@ class Stream:
 
     def reattach(self) -> Submit | Attach | None:
         """The message that continues it at a broker that had given us up; None: nothing can."""
+        self.ended = None
         for output, chunk in reversed(self.waiting):
             self.received[output] = chunk.seq
         self.waiting.clear()
         if isinstance(self.opening, Submit) and self.opened:
             self.opening = Attach(self.opening.tag, self.opening.name)
         return None if self._lends() else self.reopen()
+
+    @property
+    def holds(self) -> bool:
+        """Whether chunks with blocks wait for the user."""
+        return any(chunk.handles for _, chunk in self.waiting)
 
     def _lends(self) -> bool:
         given = self.opening.given.values() if isinstance(self.opening, Submit) else ()
@@ -165,6 +171,7 @@ class Client(Producer):
         assert stream.ended is not None
         call, error = stream.call, stream.ended.error
         self.close(tag, Forget(tag))
+        call.forgotten = True
         if error is not None and error.type == "taken_over":
             assert call.contested, "nobody had taken it over"
             if call.stream is stream:  # the other one was late; its user comes back
@@ -278,7 +285,7 @@ class Client(Producer):
         if known:
             self.send(Connect(VERSION, self.kind, self.arena, self.session.boot))
         for tag, stream in list(self.streams.items()):
-            if stream.ended:
+            if stream.ended and (known or not stream.holds):
                 continue
             if not known and stream.call.left is None:
                 assert self.suspected is not None, "a living client was given up"

@@ -143,6 +143,10 @@ class Engine(Producer):
         jobs[pick(rng, len(jobs))].step(rng)
 
     @property
+    def doubtful(self) -> bool:
+        return self.suspected is not None or self.guardian.suspected is not None
+
+    @property
     def has_work(self) -> bool:
         return bool(self.jobs)
 

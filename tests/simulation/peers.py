@@ -48,6 +48,11 @@ class Process:
         raise NotImplementedError
 
     @property
+    def doubtful(self) -> bool:
+        """Whether the broker may rightly take it for dead."""
+        return self.suspected is not None
+
+    @property
     def has_work(self) -> bool:
         """Whether it may be able to do something by itself."""
         return False

@@ -12,6 +12,7 @@ from broker.core.records import OfPeer, OfRequest
 from broker.core.requests import Settings as RequestSettings
 from broker.core.restore import restore
 from broker.protocol import Assign, Beat, Grant, Message, Peer
+from tests.simulation.clients import Client
 from tests.simulation.flow import FlowCheck
 
 if TYPE_CHECKING:
@@ -108,7 +109,10 @@ class Broker:
             world.down.lose_newest(peer, world.kept(world.down[peer]))
 
     def knows(self, peer: Peer) -> bool:
-        """Whether the peer is not given up."""
+        """Whether the peer is not given up, as far as it may know."""
+        process = self.world.processes.get(peer)
+        if isinstance(process, Client) and process.introducing == "gone":
+            return False
         return peer in self.core.workers or peer in self.core.clients or peer in self.core.guardians
 
     # --- connections
@@ -175,6 +179,7 @@ class Broker:
         assert m.attempt > self.attempts.get(task, 0), "an attempt's number was used before"
         self.attempts[task] = m.attempt
         self.holders[task] = peer
-        if peer not in self.world.processes:  # its death is not known yet
+        engine = self.world.processes.get(peer)
+        if engine is None or engine.doubtful:  # its death is not known yet
             self.world.blamed[task] += 1
         self.flow.check(self.core, m.request, m.stage, m.granted[0])
