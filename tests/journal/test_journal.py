@@ -88,6 +88,44 @@ def test_an_empty_journal_leaves_no_file_and_a_full_one_stays(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def rows_in(path: Path) -> int:
+    """How many batches are kept."""
+    with sqlite3.connect(path) as database:
+        count: int = database.execute("SELECT count(*) FROM log").fetchone()[0]
+    database.close()
+    return count
+
+
+def test_what_is_over_does_not_pile_up(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path)
+    journal.begin(META)
+    for request in range(1, 3001):
+        made = batch(request, Leased(0, 1, b"w1"), kept(0))
+        made.dropped.add(request - 3)
+        journal.write(made)
+    assert rows_in(path) < 600
+    assert list(requests_in(path)) == [2998, 2999, 3000]
+
+
+def test_a_request_that_stays_open_does_not_keep_all_that_came_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal(path)
+    journal.begin(META)
+    journal.write(batch(1, Leased(0, 1, b"w1")))
+    for request in range(2, 4001):
+        made = batch(request, kept(0, 10_000))
+        if request % 1000 == 0:
+            made.requests[1] = [kept(request // 1000)]
+        made.dropped.add(request - 1 if request > 2 else 0)
+        journal.write(made)
+    assert rows_in(path) < 2500
+    assert requests_in(path) == {1: ["Leased", "Kept", "Kept", "Kept", "Kept"], 4000: ["Kept"]}
+    saved = Journal(path).take_saved()
+    assert saved is not None
+    assert [r.chunk.seq for n, r in saved.records if n == 1 and isinstance(r, Kept)] == [1, 2, 3, 4]
+
+
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2 + 100)
 
@@ -109,7 +147,7 @@ def be_of_another_release(path: Path) -> None:
 
 def hold_nonsense(path: Path) -> None:
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE records SET records = x'c1ff'")
+        database.execute("UPDATE log SET batch = x'c1ff'")
     database.close()
 
 
