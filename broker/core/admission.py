@@ -14,7 +14,7 @@ from broker.protocol import NAME, Submit
 BAD_HANDLE = "it names memory outside the sender's own arena, or some twice"
 SOONEST_S, LATEST_S = 1.0, 60.0  #: bounds of what Retry-After says
 
-_is_name = re.compile(NAME).fullmatch
+is_name = re.compile(NAME).fullmatch
 
 
 class Overloaded(BadRequest):
@@ -31,7 +31,7 @@ def route(m: Submit, pipelines: dict[str, PipelineState]) -> tuple[PipelineState
     if pipeline is None:
         offered = ", ".join(pipelines)
         raise BadRequest(f"no pipeline {m.pipeline!r}; this broker serves: {offered}", "model", status=404)
-    if m.name and not _is_name(m.name):
+    if m.name and not is_name(m.name):
         raise BadRequest("a name has 8 to 64 letters, digits, - and _", "name")
     if unknown := set(m.params) - set(pipeline.router.order):
         raise BadRequest(f"{pipeline.name} has no stage {min(unknown)!r}", "params")

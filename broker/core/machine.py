@@ -182,6 +182,7 @@ class Core:
     def _stranger(self, peer: Peer, message: Message) -> None:
         """A peer that is not (or no longer) known speaks: it learns so, and its message has no effect."""
         self.board.refused[f"stranger:{type(message).__name__}"] += 1
+        self._sweep_due = True  # nobody frees what it has written
         self._send(peer, Who(self.boot, peer in self._given_up))
 
     def _give_up(self, peer: Peer) -> None:
@@ -372,7 +373,7 @@ class Core:
             self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
             return
         client = self.clients.get(peer)
-        if client is None and m.met not in (0, self.boot):  # a broker before us had given it up
+        if client is None and m.met:  # we have given it up, or a broker before us
             self._send(peer, Who(self.boot, gone=True))
             return
         if client is None:

@@ -95,6 +95,9 @@ class Requests:
         handles = [h for chunks in m.given.values() for chunk in chunks for h in chunk.handles]
         blocks = [handle.block for handle in handles if owns(client.arena, m.name, [handle])]
         self._board.blocks.audit(client.peer, blocks, self._board.out)
+        files = any(handle.copy or handle.transport == "disk" for handle in handles)
+        if files and m.name not in self._board.names and admission.is_name(m.name):
+            self._board.out.append(Discard(m.name))
 
     def open(self, request: Request, seed: int) -> None:
         """The request begins: its inputs go to the stages that want them. Their blocks are known."""
