@@ -108,9 +108,14 @@ class Call:
         world = self.world
         if not self.sure or self.forgotten:
             return True
+        checkpoints = {edge.checkpoint for edge in world.pipeline.edges}
+        if world.memory.host_died and checkpoints != {"disk"}:
+            return True
+        if world.broker.boot > 1 and checkpoints == {"none"}:
+            return True
         if self.left is None:
             return False
-        keeps = self.stored or any(edge.checkpoint != "none" for edge in world.pipeline.edges)
+        keeps = self.stored or checkpoints != {"none"}
         if not keeps or (self.kind != "gateway" and not self.stored):
             return True
         return world.now - self.left > (world.KEEP_S if self.stored else world.DETACHED_S)

@@ -104,7 +104,8 @@ class Broker:
         self.up = False
         self._connected.clear()
         for peer in world.up.busy():
-            world.up.lose_oldest(peer, world.kept(world.up[peer]))
+            kept = world.kept(world.up[peer]) if peer in world.processes else 0
+            world.up.lose_oldest(peer, kept)
         for peer in world.down.busy():
             world.down.lose_newest(peer, world.kept(world.down[peer]))
 

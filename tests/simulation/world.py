@@ -201,9 +201,10 @@ class World:
         strangers = set(self.broker.journal.peers) - set(self.processes)
         assert not strangers, f"dead peers are remembered: {strangers}"
         living = self.living_arenas()
+        current = {p.arena for p in self.processes.values() if isinstance(p, Engine | Client)}
         for arena, blocks in self.memory.arenas.items():
-            if arena in living and arena in self.memory.reaped:
-                continue  # its owner did not know yet that it was given up; it goes with its owner
+            if arena in living and arena not in current:
+                continue  # it goes with its owner, which was given up and has another now
             assert arena in living, f"the dead's {arena} is left"
             assert not blocks, f"never freed: {blocks}"
         assert not self.memory.files, f"files are left: {self.memory.files}"
