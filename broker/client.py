@@ -371,15 +371,18 @@ class Client:
 
     def _on_who(self, message: Who) -> None:
         """Reports to a broker that was restarted; what is open goes on when it has answered."""
+        again = message.boot == self._session.boot
         act = self._session.introduce(message)
-        if act == "ignore" or self._introducing == "gone":
+        if act == "ignore" or (again and act == self._introducing == "gone"):
             return
-        self._introducing = act
+        if self._introducing != "gone":
+            self._introducing = act
         self.busy.clear()
         self._connection.restart([Connect(VERSION, self._kind)])  # our arena may be another run's
 
     def _on_connected(self, message: Connected) -> None:
-        self._session.met(message.boot)
+        if self._introducing or not self._session.boot:
+            self._session.met(message.boot)  # else it answers what was for a broker before it, and will ask
         self.pipelines = {pipeline.name: pipeline for pipeline in message.pipelines}
         self._beat_s = message.beat_s
         act, self._introducing = self._introducing, ""

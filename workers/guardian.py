@@ -144,8 +144,9 @@ class Guardian:
 
     def _on_who(self, who: Who) -> None:
         """Reports again to a broker that was restarted, and keeps the engine, which does so by itself."""
+        again = who.boot == self._session.boot
         act = self._session.introduce(who)
-        if act == "ignore" or self._given_up:
+        if act == "ignore" or (again and act == "gone" and self._given_up):
             return
         if act == "gone":
             self._given_up = True
