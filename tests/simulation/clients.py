@@ -263,11 +263,13 @@ class Client(Producer):
     # --- a broker that comes back
 
     def _on_who(self, m: Who) -> None:
+        known = self.session.boot == m.boot
         act = self.session.introduce(m)
-        if act != "ignore" and self.introducing != "gone":
-            self.introducing = act
-            self.restart_connection()
-            self.send(Connect(VERSION, self.kind))
+        if act == "ignore" or (act == self.introducing == "gone" and known):
+            return
+        self.introducing = "gone" if self.introducing == "gone" else act
+        self.restart_connection()
+        self.send(Connect(VERSION, self.kind))
 
     def _on_connected(self, m: Connected) -> None:
         act, self.introducing = self.introducing, ""

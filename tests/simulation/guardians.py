@@ -56,8 +56,9 @@ class Guardian(Process):
             self.kill_engine(m.cause)
 
     def _on_who(self, m: Who) -> None:
+        known = self.session.boot == m.boot
         act = self.session.introduce(m)
-        if act == "ignore" or self.given_up:
+        if act == "ignore" or (act == "gone" and self.given_up and known):
             return
         if act == "gone":
             self.given_up = True
