@@ -20,7 +20,7 @@ class Call:
     ) -> None:
         self.world = world
         self.name = name
-        self.kind = kind  #: of the client process that carries it
+        self.kinds = {kind}  #: of the client processes that have carried it
         self.stored = stored
         self.deadline = deadline
         self.outputs: dict[str, list[int]] = {output: [] for output in outputs}
@@ -38,12 +38,11 @@ class Call:
         """Whether the user waits for it."""
         return self.status is None and not self.given_up
 
-    def accepted(self, number: int, kind: str) -> None:
+    def accepted(self, number: int) -> None:
         """The broker says that it is its, and this client's."""
         if self.number not in (0, number):  # it was begun anew, by a submission that came again
             assert not any(self.outputs.values()), "a request has changed its number"
             assert self._may_be_forgotten(), "a request was begun anew, though nobody had ended it"
-        self.kind = kind
         self.number, self.sure, self.left = number, True, None
 
     def got(self, output: str, seq: int, value: int) -> None:
@@ -116,6 +115,6 @@ class Call:
         if self.left is None:
             return False
         keeps = self.stored or checkpoints != {"none"}
-        if not keeps or (self.kind != "gateway" and not self.stored):
+        if not keeps or ("api" in self.kinds and not self.stored):
             return True
         return world.now - self.left > (world.KEEP_S if self.stored else world.DETACHED_S)

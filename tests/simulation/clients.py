@@ -120,6 +120,7 @@ class Client(Producer):
 
     def attach(self, call: Call) -> None:
         """A user has come back for a call."""
+        call.kinds.add(self.kind)
         call.contested = call.contested or call.sure
         self._tags += 1
         received = {output: len(values) for output, values in call.outputs.items()}
@@ -252,7 +253,7 @@ class Client(Producer):
             return
         stream.opened = True
         if stream.call.stream is stream:
-            stream.call.accepted(m.request, self.kind)
+            stream.call.accepted(m.request)
 
     def _on_refused(self, m: Refused) -> None:
         stream = self.streams.pop(m.tag, None)

@@ -153,9 +153,9 @@ class Life:
             return
         self.vacancies.append(process.kind)
         for stream in process.streams.values():
+            stream.call.left = self.world.now
             if stream.call.stream is stream:
                 stream.call.stream = None
-                stream.call.left = self.world.now
 
     def _stop(self, kind: type[Guardian] | type[Client]) -> None:
         """SIGSTOP, for a while."""
@@ -171,7 +171,7 @@ class Life:
         process.suspected = self.world.now
         if isinstance(process, Client):
             for stream in process.streams.values():
-                if stream.call.stream is stream and stream.call.left is None:
+                if stream.call.left is None:
                     stream.call.left = self.world.now
 
     def _leave(self) -> None:
@@ -181,8 +181,9 @@ class Life:
             return
         for tag, stream in list(client.streams.items()):
             client.close(tag, Abort(tag, leave=True))
+            stream.call.left = self.world.now
             if stream.call.stream is stream:
-                stream.call.stream, stream.call.left = None, self.world.now
+                stream.call.stream = None
                 stream.call.given_up = not stream.call.stored
         client.send(Bye())
         self.world.leave(client)
@@ -345,7 +346,7 @@ class Life:
         core = self.world.broker.core
         holds = any(worker.tasks for worker in core.workers.values())
         waits = bool(core.board.requests or core.awaited or core.board.blocks.in_limbo or holds)
-        if core.requests.letters:
+        if core.requests.letters and not any(call.open for call in self.world.calls.values()):
             self.of(Client)[0].drop_letters()
         self._pass(1.0)
         self.recover()
