@@ -6,7 +6,6 @@ import re
 
 from adapters.handle import Handle
 from broker.core.blocks import Blocks
-from broker.core.flow import gauges_of
 from broker.core.routes import BadRequest, Route
 from broker.core.state import Feed, PipelineState, Request, Task
 from broker.protocol import NAME, Submit
@@ -77,7 +76,6 @@ def build(number: int, m: Submit, pipeline: PipelineState, route: Route, now: fl
         feeds = [Feed(inlet) for inlet in route.inlets[stage]]
         request.tasks[stage] = Task(request, pipeline.stages[stage], feeds)
     request.open = len(request.tasks)
-    gauges_of(request)
     return request
 
 

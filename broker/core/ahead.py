@@ -29,10 +29,10 @@ class Gauge:
 
     __slots__ = ("_attempt", "_sizes", "nbytes", "open", "taken")
 
-    def __init__(self, taken: int = 0) -> None:
-        self.taken = taken  #: chunks, by its most advanced attempt
+    def __init__(self, *, open: bool) -> None:
+        self.taken = 0  #: chunks, by its most advanced attempt
         self.nbytes = 0  #: of chunks that wait for it
-        self.open = True  #: False: it needs no more, or nobody is there who could
+        self.open = open  #: False: it needs no more, or nobody is there who could
         self._sizes: deque[int] = deque()
         self._attempt = 0
 
@@ -65,6 +65,11 @@ class Gauge:
     def behind(self, limits: Limits) -> bool:
         """Whether so much waits for it that it would have said more, had it taken more."""
         return len(self._sizes) * 4 > limits.ahead_chunks or self.nbytes * 4 > limits.ahead_mb * 2**20
+
+
+def first_grant(limits: Limits) -> Granted:
+    """How far a task may go that has emitted nothing."""
+    return limits.ahead_chunks, int(limits.ahead_mb * 2**20)
 
 
 def granted(gauges: Iterable[Gauge], limits: Limits, boost: int, emitted_bytes: int) -> Granted:

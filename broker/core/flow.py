@@ -44,10 +44,10 @@ class Flow:
         task.stage.stats.chunks += 1
         if worker is None or worker.resumes or worker.ghost:
             task.bodies.append(chunk)
-        if task.gauges:
-            self._measure(task, chunk)
         route = request.route
         number = task.stage.number
+        if not chunk.last and number in route.paced:  # nobody is slowed by what is the last
+            self._measure(task, chunk)
         for slot in route.consumers[number]:
             consumer = request.tasks[slot.stage]
             self.feed(consumer, consumer.feeds[slot.position], chunk, closed=chunk.last)
@@ -60,11 +60,29 @@ class Flow:
     def _measure(self, task: Task, chunk: Chunk) -> None:
         size = ahead.size_of(chunk)
         task.nbytes += size
-        for gauge in task.gauges:
+        for gauge in task.gauges or self._make_gauges(task):
             if gauge.open:
                 gauge.add(size)
         if task.emitted >= task.granted[0] or task.nbytes >= task.granted[1]:
             self._limited[task] = None
+
+    def _make_gauges(self, task: Task) -> list[Gauge]:
+        """Connects a task that gives more than one chunk with those whose pace it must keep to."""
+        request, number = task.request, task.stage.number
+        gauges = task.gauges = []
+        for slot in request.route.consumers[number]:
+            consumer = request.tasks[slot.stage]
+            feed = consumer.feeds[slot.position]
+            if feed.stream:
+                wants = consumer.state is not TaskState.DONE and consumer.state is not TaskState.CANCELLING
+                feed.gauge = Gauge(open=wants)
+                gauges.append(feed.gauge)
+        for output in request.route.outputs.get(number, ()):
+            request.gauges[output] = Gauge(open=request.client is not None)
+            gauges.append(request.gauges[output])
+        if not all(gauge.open for gauge in gauges):
+            self.regrant(task)
+        return gauges
 
     def feed(self, consumer: Task, feed: Feed, chunk: Chunk | None, *, closed: bool) -> None:
         """One more chunk (or just the end) for a task; a running one gets it right away."""
@@ -117,7 +135,8 @@ class Flow:
             gauge.clear()
         for output, chunk in request.outputs:
             if chunk.seq >= received.get(output, 0):
-                request.gauges[output].add(ahead.size_of(chunk))
+                if (gauge := request.gauges.get(output)) is not None:  # type: ignore[assignment]
+                    gauge.add(ahead.size_of(chunk))
                 self._send_output(request, output, chunk)
 
     def nobody_waits(self, request: Request) -> None:
@@ -146,7 +165,7 @@ class Flow:
                 if chunk.handles:
                     blocks.drop(chunk.handles, out)
             feed.chunks = []
-            if feed.gauge.open:
+            if feed.gauge is not None and feed.gauge.open:
                 feed.gauge.open = False
                 if feed.stream and feed.producer is not None and not feed.closed:
                     self.regrant(task.request.tasks[feed.producer])
@@ -160,7 +179,9 @@ class Flow:
     def took(self, task: Task, edge: int, chunks: int) -> None:
         """A job has taken more from one of its edges."""
         for feed in task.feeds:
-            if feed.edge == edge and feed.gauge.take(chunks) and feed.producer is not None:
+            if feed.edge != edge or feed.gauge is None or feed.producer is None:
+                continue
+            if feed.gauge.take(chunks):
                 self.regrant(task.request.tasks[feed.producer])
 
     def taken(self, request: Request, output: str, chunks: int) -> None:
@@ -172,8 +193,12 @@ class Flow:
 
     def grant(self, task: Task) -> None:
         """Says how far a new attempt may go."""
-        limits = task.request.pipeline.spec.limits
-        task.granted = ahead.granted(task.gauges, limits, task.boost, 0)
+        request = task.request
+        if task.gauges is None:
+            paced = task.stage.number in request.route.paced
+            task.granted = request.pipeline.first_grant if paced else ahead.UNLIMITED
+            return
+        task.granted = ahead.granted(task.gauges, request.pipeline.spec.limits, task.boost, 0)
         if task.emitted >= task.granted[0] or task.granted[1] <= 0:
             self._limited[task] = None
 
@@ -220,20 +245,8 @@ class Flow:
         """Whether a task can do nothing by itself."""
         if task.state is TaskState.RUNNING:
             limits = task.request.pipeline.spec.limits
-            starves = any(not f.closed and not f.gauge.behind(limits) for f in task.feeds)
+            starves = any(not f.closed and not (f.gauge and f.gauge.behind(limits)) for f in task.feeds)
             return task in self._limited or starves
         if task.state is TaskState.QUEUED:
             return self._board.now - task.stage.progress > OTHERS_S
         return True
-
-
-def gauges_of(request: Request) -> None:
-    """Connects each task of a new request with those whose pace it must keep to."""
-    for number, task in request.tasks.items():
-        for slot in request.route.consumers[number]:
-            feed = request.tasks[slot.stage].feeds[slot.position]
-            if feed.stream:
-                task.gauges.append(feed.gauge)
-        for output in request.route.outputs.get(number, ()):
-            gauge = request.gauges[output] = Gauge()
-            task.gauges.append(gauge)

@@ -192,6 +192,9 @@ class _Replay:
         if record.chunk.seq == task.emitted:
             self._adopt(record.chunk)
             self.core.tasks.flow.keep(task, record.chunk)
+            if record.chunk.last:
+                self._off(task)
+                self.core.tasks.done(task)
 
     def _marked(self, task: Task, record: Marked) -> None:
         self._adopt(record.chunk)

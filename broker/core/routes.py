@@ -32,9 +32,10 @@ class Route:
         consumers: Producing stage number -> the slots that get its chunks.
         given: Name of a producer the caller stands in for -> the slots that get its chunks.
         outputs: Stage number -> the names of the outputs it gives to the caller.
+        paced: Stages that somebody's reading may slow: a streaming consumer's, or the caller's.
     """
 
-    __slots__ = ("consumers", "given", "inlets", "outputs", "stages")
+    __slots__ = ("consumers", "given", "inlets", "outputs", "paced", "stages")
 
     def __init__(self, pipeline: Pipeline, names: list[str], outputs: list[str], given: set[str]) -> None:
         order = {name: number for number, name in enumerate(pipeline.order())}
@@ -44,15 +45,19 @@ class Route:
         self.consumers: dict[int, list[Slot]] = {number: [] for number in self.stages}
         self.given: dict[str, list[Slot]] = {name: [] for name in given}
         self.outputs: dict[int, list[str]] = {}
+        self.paced: set[int] = set()
         for name in needed:
             inlets = self.inlets[order[name]] = []
             for number, edge in pipeline.into(name):
                 if edge.from_ in given or edge.from_ in needed:
                     self._producers(edge, order, given).append(Slot(order[name], len(inlets)))
                     producer = None if edge.from_ in given else order[edge.from_]
+                    if edge.stream and producer is not None:
+                        self.paced.add(producer)
                     inlets.append(Inlet(number, edge.stream, producer, edge.checkpoint == "none"))
         for output in outputs:
             self.outputs.setdefault(order[pipeline.outputs[output]], []).append(output)
+        self.paced |= self.outputs.keys()
 
     def _producers(self, edge: Edge, order: dict[str, int], given: set[str]) -> list[Slot]:
         return self.given[edge.from_] if edge.from_ in given else self.consumers[order[edge.from_]]

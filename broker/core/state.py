@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from adapters.handle import Chunk
-from broker.core.ahead import UNLIMITED, Gauge, Granted
+from broker.core.ahead import UNLIMITED, Gauge, Granted, first_grant
 from broker.core.lifecycle import TaskState
 from broker.core.routes import Inlet, Route, Router
 from broker.core.scheduling import Scheduler
@@ -27,7 +27,7 @@ class Feed:
         self.gone = 0  #: chunks that were delivered and are not kept
         self.chunks: list[Chunk] = []
         self.closed = False
-        self.gauge = Gauge()
+        self.gauge: Gauge | None = None  #: None until its producer has sent more than one chunk
 
 
 class Task:
@@ -72,7 +72,7 @@ class Task:
         self.emitted = 0
         self.bodies: list[Chunk] = []
         self.checkpoint: Chunk | None = None
-        self.gauges: list[Gauge] = []  #: those of its streaming consumers and of its caller
+        self.gauges: list[Gauge] | None = None  #: those of its streaming consumers and of its caller
         self.granted: Granted = UNLIMITED
         self.nbytes = 0  #: emitted by this attempt
         self.boost = 1  #: of the limits on being ahead
@@ -261,6 +261,7 @@ class PipelineState:
     __slots__ = (
         "busy",
         "durable",
+        "first_grant",
         "keeps",
         "last_end",
         "name",
@@ -276,6 +277,7 @@ class PipelineState:
         self.name = spec.name
         self.router = Router(spec)
         self.keeps = any(edge.checkpoint != "none" for edge in spec.edges)
+        self.first_grant = first_grant(spec.limits)
         self.durable = any(edge.checkpoint == "disk" for edge in spec.edges)
         self.unfinished = 0
         self.busy = False  #: gateways were told that nothing more is taken

@@ -117,8 +117,9 @@ class Tasks:
         received = {edge: (count, closed) for edge, count, closed in lease.inputs}
         for feed in task.feeds:
             count, closed = received.get(feed.edge, (0, False))
-            feed.gauge.begin(count)
-            feed.gauge.take(0)
+            if feed.gauge is not None:
+                feed.gauge.begin(count)
+                feed.gauge.take(0)
             if count < feed.gone:
                 return False
             chunks = feed.chunks[count - feed.gone :]
@@ -159,8 +160,7 @@ class Tasks:
             if task.checkpoint is not None:
                 board.blocks.hold(worker.peer, task.checkpoint.handles)
             resume = Resume(task.emitted, [chunk.body for chunk in task.bodies], task.checkpoint)
-        if task.gauges:
-            self.flow.grant(task)
+        self.flow.grant(task)
         self.forget_delivered(task)
         request = task.request
         params = request.submit.params.get(task.stage.name, NO_PARAMS)
@@ -181,7 +181,8 @@ class Tasks:
         task.nbytes = 0
         worker.tasks[task.key] = task
         for feed in task.feeds:
-            feed.gauge.begin()
+            if feed.gauge is not None:
+                feed.gauge.begin()
 
     def forget_delivered(self, task: Task) -> None:
         """Edges with `checkpoint: none` keep nothing that a worker has."""
@@ -311,6 +312,8 @@ class Tasks:
         """The task has given everything."""
         task = self._running(worker, m)
         if task is not None:
+            if task.state is TaskState.RUNNING:  # where a last chunk ends a task, that says so
+                self._board.log.add(task.request.number, Finished(task.stage.number))
             self._done(task, worker)
 
     def _done(self, task: Task, worker: Worker) -> None:
@@ -327,7 +330,6 @@ class Tasks:
         """The task is done; with the last one the request is."""
         board = self._board
         request = task.request
-        board.log.add(request.number, Finished(task.stage.number))
         task.state = TaskState.DONE
         task.worker = None
         request.progress = task.stage.progress = board.now
