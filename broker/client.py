@@ -378,7 +378,8 @@ class Client:
         if self._introducing != "gone":
             self._introducing = act
         self.busy.clear()
-        self._connection.restart([Connect(VERSION, self._kind)])  # our arena may be another run's
+        met = self._session.boot if self._introducing == "introduce" and self._arena is not None else 0
+        self._connection.restart([Connect(VERSION, self._kind, met=met)])  # our arena may be another run's
 
     def _on_connected(self, message: Connected) -> None:
         if self._introducing or not self._session.boot:

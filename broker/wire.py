@@ -144,8 +144,12 @@ class Connection:
             self._loop.call_soon(self._flush_later)
 
     def restart(self, messages: Sequence[Message]) -> None:
-        """Sends these in the place of all that waits here, which a broker that was restarted can't use."""
-        self._outbox = list(messages)
+        """Sends these in the place of what waits here, which a broker that was restarted can't use.
+
+        But it may have heard an earlier introduction, in which blocks were held that are released since.
+        """
+        self._outbox = [message for message in self._outbox if type(message) is Release]
+        self._outbox += messages
         if not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush_later)

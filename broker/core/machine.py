@@ -231,11 +231,11 @@ class Core:
 
     def _on_ready(self, now: float, peer: Peer, m: Ready) -> None:
         guardian = self.guardians.get(m.guardian)
-        if m.version != VERSION or guardian is None or peer in self._given_up:
-            self._stranger(peer, m)
-            return
         if peer not in self.workers and (m.leases or m.sent):  # a broker before us had given it up
             self._send(peer, Who(self.boot, gone=True))
+            return
+        if m.version != VERSION or guardian is None or peer in self._given_up:
+            self._stranger(peer, m)
             return
         if not self._may_own(m.arena):
             self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
@@ -288,6 +288,7 @@ class Core:
             self._worker_gone(now, worker, m.cause)
         else:
             guardian.dead.append(m.worker)  # its Ready may still be under way on its own connection
+            self._sweep_due = True
 
     def _worker_gone(self, now: float, worker: Worker, cause: str) -> None:
         stage = worker.stage
