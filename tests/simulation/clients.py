@@ -270,7 +270,8 @@ class Client(Producer):
             return
         self.introducing = "gone" if self.introducing == "gone" else act
         self.restart_connection()
-        self.send(Connect(VERSION, self.kind))
+        met = self.session.boot if self.introducing == "introduce" and self.arena else 0
+        self.send(Connect(VERSION, self.kind, met=met))
 
     def _on_connected(self, m: Connected) -> None:
         act, self.introducing = self.introducing, ""

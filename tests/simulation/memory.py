@@ -28,6 +28,7 @@ class Memory:
         self.files: dict[str, set[str]] = {}  #: the disk store: folder -> its files
         self.host_died = False
         self._lookers: dict[BlockId, Counter[Peer]] = {}
+        self._discarded: set[str] = set()
         self._freed: set[BlockId] = set()
         self.reaped: set[str] = set()  #: arenas that the broker has removed
         self.doubles = False  #: blocks may be freed again
@@ -59,7 +60,7 @@ class Memory:
     def look(self, handle: Handle, peer: Peer) -> None:
         """Somebody maps a block: it must be there, or its copy. Raises Gone where that can't be asked."""
         if self.lost(handle):
-            if not self.host_died and self._counts(peer):
+            if not self.host_died and self._counts(peer) and not self._over(handle):
                 raise AssertionError(f"{handle.block} was freed, but is still sent to {peer!r}")
             raise Gone(str(handle.block))
         self._lookers.setdefault(handle.block, Counter())[peer] += 1
@@ -67,6 +68,10 @@ class Memory:
     def lost(self, handle: Handle) -> bool:
         """Whether a tensor's bytes are nowhere any more."""
         return not self._there(handle)
+
+    def _over(self, handle: Handle) -> bool:
+        """Whether a file's request was over: who still works for it is being told."""
+        return handle.transport == "disk" and handle.block.place.partition("/")[0] in self._discarded
 
     def _there(self, handle: Handle) -> bool:
         place = handle.block.place
@@ -93,7 +98,11 @@ class Memory:
         if "/" in block.place:
             assert self.doubles or block not in self._freed, f"{block} freed twice"
             self._freed.add(block)
-            self.files.get(block.place.partition("/")[0], set()).discard(block.place)
+            folder = block.place.partition("/")[0]
+            files = self.files.get(folder, set())
+            files.discard(block.place)
+            if not files:
+                self.files.pop(folder, None)
             return
         blocks = self.arenas.get(block.place[:-1], set())
         if block in blocks:
@@ -118,11 +127,12 @@ class Memory:
     def sweep_files(self, kept: set[str]) -> None:
         """Folders of the disk store that belong to no request go."""
         for folder in [folder for folder in self.files if folder not in kept]:
-            del self.files[folder]
+            self.discard(folder)
 
     def discard(self, folder: str) -> None:
         """A request's files go. Who still reads one keeps his view (POSIX)."""
         self.files.pop(folder, None)
+        self._discarded.add(folder)
 
     def lose_all(self) -> None:
         """The host dies; its disk does not."""

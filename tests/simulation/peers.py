@@ -38,10 +38,14 @@ class Process:
             self.send(beat)
 
     def restart_connection(self) -> None:
-        """Forgets what has not left yet: the broker that it was for is dead."""
-        rng = self.world.rng
+        """Forgets what has not left yet, but for releases: the broker that it was for is dead."""
+        rng, up = self.world.rng, self.world.up
         if rng.random() < 0.5:
-            self.world.up.lose_newest(self.peer, pick(rng, len(self.world.up[self.peer]) + 1))
+            kept = pick(rng, len(up[self.peer]) + 1)
+            releases = [m for m in list(up[self.peer])[kept:] if isinstance(m, Release)]
+            up.lose_newest(self.peer, kept)
+            for release in releases:
+                self.send(release)
 
     def on(self, m: Message) -> None:
         """A message of the broker's has come."""

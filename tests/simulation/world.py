@@ -211,5 +211,9 @@ class World:
         for process in self.processes.values():
             if isinstance(process, Engine | Client):
                 resync = process.session.resync()
-                assert not resync.holds, f"{process.peer!r} remembers views that are gone"
-                assert not resync.lent, f"{process.peer!r} remembers blocks that are freed"
+                assert not resync.holds, (
+                    f"{process.peer!r} remembers views that are gone: {describe(resync.holds)}"
+                )
+                assert not resync.lent, (
+                    f"{process.peer!r} remembers blocks that are freed: {describe(resync.lent)}"
+                )
