@@ -332,7 +332,7 @@ class Client:
 
     def _on_ended(self, message: Ended) -> None:
         stream = self._streams.get(message.tag)
-        if stream is not None:
+        if stream is not None and not stream.ended:  # a second introduction asks for a second end
             stream.end(BrokerError(message.error) if message.error else None, message.timings)
 
     def _on_refused(self, message: Refused) -> None:
