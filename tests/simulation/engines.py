@@ -117,6 +117,7 @@ class Engine(Producer):
             for job in self.jobs.values():  # the broker takes all that has come for taken
                 for inlet in job.inlets:
                     self.world.broker.flow.edge(job.name[0], inlet.edge, inlet.received)
+                    inlet.unmeasured, inlet.untold = len(inlet.waiting), (0, 0)
             self._ready()
             for message in self.session.unseen():
                 self.send(message)

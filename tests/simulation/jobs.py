@@ -26,6 +26,7 @@ class Inlet:
         self.closed = False
         self.waiting: deque[Chunk] = deque()  #: not taken yet
         self.taken: list[int] = []
+        self.unmeasured = 0  #: of those that wait, how many the broker takes for taken
         self.untold = (0, 0)  #: (chunks, bytes) taken that the broker has not heard of
 
     @property
@@ -139,13 +140,20 @@ class Job:
         inlet.taken.append(value_of(chunk))
         if chunk.handles and rng.random() < 0.5:  # its views die early
             self._let_go([handle.block for handle in chunk.handles])
+        self.engine.world.broker.flow.edge(self.name[0], inlet.edge, len(inlet.taken))
+        self._measure(inlet, chunk)
+
+    def _measure(self, inlet: Inlet, chunk: Chunk) -> None:
+        """Tells the broker each time a quarter of what may wait has been taken."""
+        if inlet.unmeasured:
+            inlet.unmeasured -= 1
+            return
         chunks, nbytes = inlet.untold[0] + 1, inlet.untold[1] + size_of(chunk)
         limits = self.engine.world.pipeline.limits
         if chunks * 4 >= limits.ahead_chunks or nbytes * 4 >= limits.ahead_mb * 2**20:
             self.engine.send(Took(*self.name, inlet.edge, chunks, nbytes))
             chunks = nbytes = 0
         inlet.untold = (chunks, nbytes)
-        self.engine.world.broker.flow.edge(self.name[0], inlet.edge, len(inlet.taken))
 
     def _let_go(self, blocks: list[BlockId]) -> None:
         for block in blocks:
