@@ -58,6 +58,11 @@ class House:
         command = [sys.executable, "-P", "-m", "workers.cli", "--stage", stage]
         return subprocess.Popen(command, env=self.env, stderr=subprocess.DEVNULL)
 
+    def process_of(self, module: str) -> int:
+        """The one process that runs a module of ours."""
+        (pid,) = (pid for pid, command in _processes_of(self.folder).items() if module in command.split())
+        return pid
+
     def stop(self) -> None:
         """Stops everything and checks that nothing is left."""
         self.process.terminate()
@@ -66,16 +71,16 @@ class House:
         assert not _processes_of(self.folder)
 
 
-def _processes_of(folder: Path) -> list[str]:
-    """Command lines of processes that have the folder in their environment."""
-    found = []
+def _processes_of(folder: Path) -> dict[int, str]:
+    """Process ids and command lines of processes that have the folder in their environment."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if (
                 process.name != str(os.getpid())
                 and str(folder).encode() in (process / "environ").read_bytes()
             ):
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
     return found

@@ -201,6 +201,26 @@ async def test_a_vocoder_killed_in_mid_stream_changes_no_sample(
     assert stages["code2wav"]["tasks"]["deaths"] >= 1
 
 
+@pytest.mark.parametrize("when", ["text", "speech"])
+async def test_a_broker_killed_in_the_middle_of_a_spoken_answer_leaves_no_trace_in_it(
+    voice: House, client: openai.AsyncOpenAI, when: str
+) -> None:
+    asked = spoken(STORY)
+    text, undisturbed, _ = await joined(await client.chat.completions.create(**asked, stream=True))
+    killed = False
+    said, audio = "", b""
+    async for chunk in await client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            said += choice.delta.content or ""
+            audio += audio_of(choice.delta)
+        if not killed and (audio if when == "speech" else len(said) > 20):
+            killed = True
+            os.kill(voice.process_of("broker.server"), signal.SIGKILL)
+    assert killed
+    assert said == text
+    assert audio == undisturbed
+
+
 async def test_a_second_vocoder_joins_works_and_leaves_without_loss(
     voice: House, client: openai.AsyncOpenAI, broker: Client
 ) -> None:
