@@ -7,6 +7,7 @@ import base64
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -15,6 +16,7 @@ from scripts.benchmarks.house import message_of
 
 PATIENCE_S = 120.0  #: a stream that brings nothing for so long is lost
 PAUSE_S = 0.05  #: before a caller comes back
+ACCEPT = {"Accept": "text/event-stream"}  #: says that we look at events' ids
 IN_FLIGHT_S = 0.02  #: what arrives so soon after a death was on its way before it
 
 
@@ -78,6 +80,8 @@ class Caller:
             try:
                 async with self._request() as response:
                     await self._take(response)
+            except aiohttp.ClientConnectorError:
+                self.posted -= not self._id  # nobody was there
             except (aiohttp.ClientError, OSError, TimeoutError):
                 pass  # it comes back
             finally:
@@ -91,13 +95,14 @@ class Caller:
         return Answer("".join(self._text), b"".join(self._audio))
 
     async def forget(self) -> None:
-        """Tells the server that the answer need not be kept."""
-        if self._id:
-            try:
-                async with self._session.delete(f"{self._url}/v1/requests/{self._id}"):
-                    pass
-            except (aiohttp.ClientError, OSError, TimeoutError):
-                return  # it is forgotten after its time
+        """Tells the server, as soon as it is there, that the answer need not be kept."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self._id and time.monotonic() < deadline:
+            with suppress(aiohttp.ClientError, OSError, TimeoutError):
+                async with self._session.delete(f"{self._url}/v1/requests/{self._id}") as answer:
+                    if answer.status != 503:
+                        return
+            await asyncio.sleep(PAUSE_S)
 
     # --- what the deaths are told
 
@@ -130,8 +135,9 @@ class Caller:
         timeout = aiohttp.ClientTimeout(sock_connect=5.0, sock_read=PATIENCE_S)
         if not self._id:
             self.posted += 1
-            return self._session.post(f"{self._url}/v1/chat/completions", json=self.body, timeout=timeout)
-        headers = {"Last-Event-ID": self._last} if self._last else {}
+            chat = f"{self._url}/v1/chat/completions"
+            return self._session.post(chat, json=self.body, headers=ACCEPT, timeout=timeout)
+        headers = ACCEPT | ({"Last-Event-ID": self._last} if self._last else {})
         path = f"/v1/requests/{self._id}/stream"
         return self._session.get(self._url + path, headers=headers, timeout=timeout)
 

@@ -29,7 +29,8 @@ PROMPTS = 8  #: distinct requests of a pipeline
 LIMIT_S = {"echo": 20.0, "voice": 120.0}  #: of one attempt; it is what finds a stopped engine
 STAGES = {"echo": ("say", "tone"), "voice": ("thinker", "talker", "code2wav")}
 WATCH_S = 0.5
-EMPTY_S = 30.0  #: after the last answer the broker's tables are empty within this time
+EMPTY_S = 30.0  #: after the last answer the broker's tables are empty within this time,
+KEPT_S = 330.0  #: or, where a request was made whose caller never heard its name, when that is kept no longer
 
 
 def body(pipeline: str, number: int) -> dict[str, Any]:
@@ -129,12 +130,17 @@ class Load:
         """Takes the references, one request at a time; then all at once, to see what batches change."""
         keys = [(name, number) for name in self.pipelines for number in range(PROMPTS)]
         for key in keys:
-            self.references[key] = await Caller(self._session, self._home.url, body(*key)).run()
-        callers = [Caller(self._session, self._home.url, body(*key)) for key in keys]
-        answers = await asyncio.gather(*(caller.run() for caller in callers))
+            self.references[key] = await self._alone(key)
+        answers = await asyncio.gather(*(self._alone(key) for key in keys))
         self.flips_undisturbed = sum(
             answer.text != self.references[key].text for key, answer in zip(keys, answers, strict=True)
         )
+
+    async def _alone(self, key: tuple[str, int]) -> Answer:
+        caller = Caller(self._session, self._home.url, body(*key))
+        answer = await caller.run()
+        await caller.forget()
+        return answer
 
     async def run(self, at_once: int) -> None:
         """Until :meth:`finish`, and the last answers."""
@@ -267,7 +273,8 @@ async def disturbed(home: House, load: Load, options: argparse.Namespace, report
         watching.cancel()
         running.cancel()
         await asyncio.gather(running, watching, return_exceptions=True)
-    tables = await home.tables(EMPTY_S)
+    unnamed = any(outcome.caller.posted > 1 for outcome in load.outcomes)
+    tables = await home.tables(KEPT_S if unnamed else EMPTY_S)
     return {
         **verdict(load, happened),
         "recomputed_share": work.share,
