@@ -150,7 +150,11 @@ def slopes(samples: Sequence[Sample]) -> dict[str, float]:
 
 async def killing(kills: int, every_s: float, replicas: int) -> dict[str, Any]:
     """The first half: killed engines, the end of the house, and another one in the same folders."""
-    options = told(["echo"], [f"{stage}.replicas={replicas}" for stage in STAGES])
+    # Without the attempts a request that was hit three times would be kept as a dead letter.
+    own = [
+        text for stage in STAGES for text in (f"{stage}.replicas={replicas}", f"{stage}.attempts={kills + 1}")
+    ]
+    options = told(["echo"], own)
     async with house(options) as home, aiohttp.ClientSession() as session:
         results = await kill_engines(home, session, kills, every_s)
         leaks = await home.stop()

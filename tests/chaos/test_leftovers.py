@@ -12,6 +12,7 @@ async def test_killed_engines_leave_no_segment_process_or_socket() -> None:
     found = await soak.killing(size(30, 1000), size(0.2, 0.7), size(2, 8))
     assert found["ready_again"]
     assert found["answered"] > 0
+    assert found["lost"] == 0
     assert found["left_in_tables"] == {}
     assert found["orphaned_segments"] == 0
     leaked = {name: found[f"leaked_{name}"] for name in ("processes", "segments", "files", "after_restart")}
