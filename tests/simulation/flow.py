@@ -42,7 +42,7 @@ class FlowCheck:
             feed = consumer.feeds[slot.position]
             if feed.stream and consumer.state not in (TaskState.DONE, TaskState.CANCELLING):
                 taken.append(self._edges[number, feed.edge])
-        if request.client is not None:
+        if request.listener is not None:
             taken += [self._outputs[number, name] for name in request.route.outputs.get(stage, ())]
         if taken:
             most = min(taken) + request.pipeline.spec.limits.ahead_chunks * task.boost

@@ -123,7 +123,7 @@ class World:
         if isinstance(process, Engine):
             self.blame_engine(peer)
         process.die()
-        self.up.lose_newest(peer, self.kept(self.up[peer]))
+        self.up.lose_newest(peer, self.kept(self.up[peer]) if self.broker.up else 0)
         self.down.lose_newest(peer, 0)
         if self.rng.random() < 0.5:
             self.broker.disconnect(peer)
