@@ -138,6 +138,8 @@ class Flow:
                 if (gauge := request.gauges.get(output)) is not None:  # type: ignore[assignment]
                     gauge.add(ahead.size_of(chunk))
                 self._send_output(request, output, chunk)
+        for task in request.tasks.values():
+            self.regrant(task)  # what it has received it has taken, and need not say so
 
     def nobody_waits(self, request: Request) -> None:
         """The caller has gone: nothing waits for it to take its outputs."""

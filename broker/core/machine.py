@@ -317,7 +317,7 @@ class Core:
             worker = self.workers.get(peer)
             if worker is None:
                 self._stranger(peer, m)
-            else:
+            elif not worker.broken:
                 worker.results += 1
                 act(worker, m)
 
@@ -471,7 +471,7 @@ class Core:
             self._guardian_gone(now, guardian, "its guardian is gone")
         elif (worker := self.workers.get(peer)) is not None and not worker.draining:
             # Messages to it were lost, so what it does now may be wrong: its tasks belong to somebody else.
-            worker.draining = True
+            worker.draining = worker.broken = True
             self.tasks.stop_feeding(worker)
             self._send(worker.guardian.peer, Kill(peer, "killed: its connection to the broker broke"))
 

@@ -163,6 +163,8 @@ class _Replay:
             request.client.unclaimed.discard(request.tag)
         client = request.client = self.core.clients.get(peer)
         request.tag = tag
+        for gauge in request.gauges.values():
+            gauge.open = client is not None
         if client is not None:
             client.requests[tag] = request
             client.unclaimed.add(tag)

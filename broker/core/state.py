@@ -160,6 +160,7 @@ class Worker:
 
     __slots__ = (
         "arena",
+        "broken",
         "capacity",
         "credit",
         "draining",
@@ -186,6 +187,7 @@ class Worker:
         self.capacity = 0
         self.credit = 0
         self.draining = False
+        self.broken = False  #: its connection broke; what it says now may miss a part
         self.ghost = False  #: known from the journal alone; it has not introduced itself
         self.results = 0  #: messages with results that it has sent
         self.seen = 0  #: of these, how many it knows that we have read
