@@ -371,9 +371,8 @@ class Client:
 
     def _on_who(self, message: Who) -> None:
         """Reports to a broker that was restarted; what is open goes on when it has answered."""
-        again = message.boot == self._session.boot
         act = self._session.introduce(message)
-        if act == "ignore" or (again and act == self._introducing == "gone"):
+        if act == "ignore":
             return
         if self._introducing != "gone":
             self._introducing = act

@@ -29,27 +29,27 @@ class Session:
 
     def __init__(self, boot: int = 0) -> None:
         self.boot = boot  #: the broker process that we have introduced ourselves to
-        self._ignored = 0  #: how often it has asked since
+        self._gone = False  #: it has told us that it had given us up, and we have not met since
+        self._ignored = 0  #: how often it has said the same since
         self._holds: Counter[BlockId] = Counter()
         self._lent: dict[BlockId, None] = {}
 
     def introduce(self, who: Who) -> Literal["ignore", "introduce", "gone"]:
-        """What to do about a Who. One introduction per boot is enough, unless it was lost on its way.
+        """What to do about a Who. One answer per boot is enough, unless it was lost on its way.
 
         A broker asks until it has our introduction; one that goes on asking never got it, or not whole.
         """
-        known, self.boot = self.boot, who.boot
-        if who.gone:
-            return "gone"
-        if who.boot == known and self._ignored < DEAF:
+        same = (who.boot, who.gone) == (self.boot, self._gone)
+        self.boot, self._gone = who.boot, who.gone
+        if same and self._ignored < DEAF:
             self._ignored += 1
             return "ignore"
         self._ignored = 0
-        return "introduce"
+        return "gone" if who.gone else "introduce"
 
     def met(self, boot: int) -> None:
         """This broker process has answered us, so it knows us."""
-        self.boot = boot
+        self.boot, self._gone, self._ignored = boot, False, 0
 
     # --- blocks
 

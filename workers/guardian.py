@@ -85,7 +85,6 @@ class Guardian:
         self._endpoint = endpoints(address).workers
         self._engine: Engine | None = None
         self._session = Session()
-        self._given_up = False  #: and not welcome again yet
         self._welcome: Welcome | None = None
         self._welcomed: asyncio.Future[Welcome]
         self._connection: Connection
@@ -144,19 +143,15 @@ class Guardian:
 
     def _on_who(self, who: Who) -> None:
         """Reports again to a broker that was restarted, and keeps the engine, which does so by itself."""
-        again = who.boot == self._session.boot
         act = self._session.introduce(who)
-        if act == "ignore" or (again and act == "gone" and self._given_up):
+        if act == "ignore":
             return
-        if act == "gone":
-            self._given_up = True
-            if self._engine is not None:  # what it does has been given to others
-                self._kill(self._engine, "killed: the broker had given its guardian up")
+        if act == "gone" and self._engine is not None:  # what it does has been given to others
+            self._kill(self._engine, "killed: the broker had given its guardian up")
         self._hello()
 
     def _on_welcome(self, welcome: Welcome) -> None:
         self._session.met(welcome.boot)
-        self._given_up = False
         known, self._welcome = self._welcome, welcome
         if not self._welcomed.done():
             self._welcomed.set_result(welcome)
