@@ -267,9 +267,8 @@ class Client(Producer):
     # --- a broker that comes back
 
     def _on_who(self, m: Who) -> None:
-        known = self.session.boot == m.boot
         act = self.session.introduce(m)
-        if act == "ignore" or (act == self.introducing == "gone" and known):
+        if act == "ignore":
             return
         self.introducing = "gone" if self.introducing == "gone" else act
         self.restart_connection()

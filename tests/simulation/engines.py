@@ -114,9 +114,11 @@ class Engine(Producer):
             self.done = True
         elif act == "introduce":
             self.restart_connection()
-            for job in self.jobs.values():  # the broker takes all that has come for taken
+            for lease in self.session.leases():  # the broker takes all that has come for taken
+                for edge, chunks, _ in lease.inputs:
+                    self.world.broker.flow.edge(lease.request, edge, chunks)
+            for job in self.jobs.values():
                 for inlet in job.inlets:
-                    self.world.broker.flow.edge(job.name[0], inlet.edge, inlet.received)
                     inlet.unmeasured, inlet.untold = len(inlet.waiting), (0, 0)
             self._ready()
             for message in self.session.unseen():

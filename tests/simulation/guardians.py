@@ -24,7 +24,6 @@ class Guardian(Process):
         self.stage = stage
         self.engine: Engine | None = None
         self.session = Session()
-        self.given_up = False  #: the broker has, and has not welcomed us since
         self.impatient = world.now + PATIENCE_S  #: when it ends, unless it has been welcomed
         self._hello()
 
@@ -49,21 +48,17 @@ class Guardian(Process):
     def on(self, m: Message) -> None:
         if isinstance(m, Welcome):
             self.session.met(m.boot)
-            self.given_up = False
         elif isinstance(m, Who):
             self._on_who(m)
         elif isinstance(m, Kill) and self.engine is not None and self.engine.peer == m.worker:
             self.kill_engine(m.cause)
 
     def _on_who(self, m: Who) -> None:
-        known = self.session.boot == m.boot
         act = self.session.introduce(m)
-        if act == "ignore" or (act == "gone" and self.given_up and known):
+        if act == "ignore":
             return
-        if act == "gone":
-            self.given_up = True
-            if self.engine is not None and self.engine.alive:
-                self.world.kill(self.engine)  # its end is reported when it has been noticed
+        if act == "gone" and self.engine is not None and self.engine.alive:
+            self.world.kill(self.engine)  # its end is reported when it has been noticed
         self._hello()
 
     def kill_engine(self, cause: str) -> None:

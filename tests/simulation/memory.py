@@ -28,6 +28,7 @@ class Memory:
         self.files: dict[str, set[str]] = {}  #: the disk store: folder -> its files
         self.host_died = False
         self._lookers: dict[BlockId, Counter[Peer]] = {}
+        self.given_back: set[BlockId] = set()  #: of submissions that were refused
         self._discarded: set[str] = set()
         self._freed: set[BlockId] = set()
         self.reaped: set[str] = set()  #: arenas that the broker has removed
@@ -70,7 +71,9 @@ class Memory:
         return not self._there(handle)
 
     def _over(self, handle: Handle) -> bool:
-        """Whether a file's request was over: who still works for it is being told."""
+        """Whether its request was over, or refused: who still works for it is being told."""
+        if handle.block in self.given_back:
+            return True
         return handle.transport == "disk" and handle.block.place.partition("/")[0] in self._discarded
 
     def _there(self, handle: Handle) -> bool:

@@ -11,7 +11,7 @@ from broker.core.machine import Core, Settings
 from broker.core.records import OfPeer, OfRequest
 from broker.core.requests import Settings as RequestSettings
 from broker.core.restore import restore
-from broker.protocol import Assign, Beat, Grant, Message, Peer
+from broker.protocol import Assign, Beat, Grant, Message, Peer, Refused, Submit
 from tests.simulation.clients import Client
 from tests.simulation.flow import FlowCheck
 
@@ -168,12 +168,22 @@ class Broker:
             self._check_attempt(peer, message)
         elif type(message) is Grant:
             self.flow.check(self.core, message.request, message.stage, message.chunks)
+        elif type(message) is Refused:
+            self._note_refused(peer, message.tag)
         if peer not in self._connected:
             return peer
         if type(message) is not Beat:
             self.world.trace("<-", peer, message)
             self.world.down.put(peer, message)
         return None
+
+    def _note_refused(self, peer: Peer, tag: int) -> None:
+        """What was given goes back, also where the same submission comes a second time."""
+        client = self.world.processes.get(peer)
+        stream = client.streams.get(tag) if isinstance(client, Client) else None
+        if stream is not None and isinstance(stream.opening, Submit):
+            chunks = [chunk for given in stream.opening.given.values() for chunk in given]
+            self.world.memory.given_back.update(h.block for chunk in chunks for h in chunk.handles)
 
     def _check_attempt(self, peer: Peer, m: Assign) -> None:
         task = (m.request, m.stage)
