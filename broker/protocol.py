@@ -156,6 +156,7 @@ class Finish(Message):
     request: int
     stage: int
     attempt: int
+    chunks: int = -1  #: in all, those of earlier attempts included; -1: not said
 
 
 class Failed(Message):

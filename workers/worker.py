@@ -315,7 +315,7 @@ class WorkerProcess:
         if running.last is not None and self.connection.waits(running.last):
             running.last.chunk.last = True  # rides on the chunk: one message less
         else:
-            self._result(Finish(*running.name))
+            self._result(Finish(*running.name, running.seq))
 
     async def _emit(self, running: Running, payload: Payload) -> None:
         if self.stage.check_finite and (field := find_nonfinite(payload)) is not None:

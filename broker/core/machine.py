@@ -469,8 +469,9 @@ class Core:
             self._client_gone(client)
         elif (guardian := self.guardians.get(peer)) is not None and not guardian.ghost:
             self._guardian_gone(now, guardian, "its guardian is gone")
-        elif (worker := self.workers.get(peer)) is not None and not worker.draining:
+        elif (worker := self.workers.get(peer)) is not None and not worker.broken:
             # Messages to it were lost, so what it does now may be wrong: its tasks belong to somebody else.
+            # One that drains may miss the answer that it waits for before it ends.
             worker.draining = worker.broken = True
             self.tasks.stop_feeding(worker)
             self._send(worker.guardian.peer, Kill(peer, "killed: its connection to the broker broke"))
@@ -498,13 +499,16 @@ class Core:
         self._settle()
 
     def _check_time_limits(self, now: float, worker: Worker) -> None:
-        limit = worker.stage.spec.retry.timeout_s
+        limit, grace = worker.stage.spec.retry.timeout_s, self.settings.cancel_grace_s
+        if worker.strays and min(worker.strays.values()) < now - grace:
+            worker.strays.clear()
+            self._send(worker.guardian.peer, Kill(worker.peer, "killed: it did not stop a cancelled task"))
         for task in worker.tasks.values():
             if task.timed_out:
                 continue
             if task.state is TaskState.CANCELLING:
                 late, cause = (
-                    now - task.stopped > self.settings.cancel_grace_s,
+                    now - task.stopped > grace,
                     "killed: it did not stop a cancelled task",
                 )
             else:

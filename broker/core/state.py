@@ -173,6 +173,7 @@ class Worker:
         "seen",
         "since",
         "stage",
+        "strays",
         "tasks",
     )
 
@@ -192,6 +193,7 @@ class Worker:
         self.results = 0  #: messages with results that it has sent
         self.seen = 0  #: of these, how many it knows that we have read
         self.tasks: dict[tuple[int, int], Task] = {}
+        self.strays: dict[tuple[int, int, int], float] = {}  #: attempts that it is to stop, told when
 
 
 class Guardian:

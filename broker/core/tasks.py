@@ -107,10 +107,15 @@ class Tasks:
                     announced[task.key] = lease
             elif not self._catch_up(task, worker, lease):
                 del worker.tasks[task.key]
-                self._board.send(worker.peer, Cancel(*task.key, task.attempt))
+                self._stop(worker, (*task.key, task.attempt))
                 self._again(task, failure("worker_died", f"stage {task.stage.name}: {_gone(task)}", task))
         for lease in announced.values():
-            self._board.send(worker.peer, Cancel(lease.request, lease.stage, lease.attempt))
+            self._stop(worker, (lease.request, lease.stage, lease.attempt))
+
+    def _stop(self, worker: Worker, attempt: tuple[int, int, int]) -> None:
+        """The worker is to stop an attempt that is its task no more."""
+        worker.strays[attempt] = self._board.now
+        self._board.send(worker.peer, Cancel(*attempt))
 
     def _catch_up(self, task: Task, worker: Worker, lease: Lease) -> bool:
         """Sends the inputs that were lost on their way. False: they are not kept."""
@@ -220,10 +225,14 @@ class Tasks:
         task.queued = now
         task.stage.scheduler.push(task)
 
-    def _blame(self, task: Task, worker: Worker, what: str) -> None:
-        """The worker breaks the rules in this task: the attempt is over, what still comes of it is stale."""
+    def _blame(self, task: Task, worker: Worker, what: str, *, over: bool) -> None:
+        """The worker breaks the rules in this task: the attempt is over, what still comes of it is stale.
+
+        ``over``: the worker has ended it by itself.
+        """
         self._give_back(task, worker)
-        self._board.send(worker.peer, Cancel(*task.key, task.attempt))
+        if not over:
+            self._stop(worker, (*task.key, task.attempt))
         self._again(task, failure("stage_failed", f"stage {task.stage.name}: its worker {what}", task))
         task.stage.scheduler.dispatch(self._assign)
 
@@ -234,6 +243,8 @@ class Tasks:
         task = worker.tasks.get((m.request, m.stage))
         if task is None or task.attempt != m.attempt:
             self._board.refused[f"stale:{type(m).__name__}"] += 1
+            if worker.strays and (type(m) in (Finish, Failed) or (type(m) is Emit and m.chunk.last)):
+                worker.strays.pop((m.request, m.stage, m.attempt), None)
             return None
         return task
 
@@ -251,7 +262,7 @@ class Tasks:
             self.flow.keep(task, chunk)
         elif running and chunk.seq > task.emitted:
             self._board.blocks.sweep(chunk.handles, self._board.out)
-            self._blame(task, worker, f"sent chunk {chunk.seq} instead of {task.emitted}")
+            self._blame(task, worker, f"sent chunk {chunk.seq} instead of {task.emitted}", over=chunk.last)
             return
         else:
             self._board.refused["repeated" if running else "cancelled"] += 1
@@ -271,7 +282,7 @@ class Tasks:
         if not owns(worker.arena, name, chunk.handles) or not board.blocks.add(worker.peer, chunk.handles):
             board.refused["bad_handle"] += 1
             if task is not None and task.state is TaskState.RUNNING:
-                self._blame(task, worker, BAD_HANDLE)
+                self._blame(task, worker, BAD_HANDLE, over=chunk.last)
             return False
         if task is None:
             board.blocks.sweep(chunk.handles, board.out)
@@ -311,10 +322,15 @@ class Tasks:
     def finish(self, worker: Worker, m: Finish) -> None:
         """The task has given everything."""
         task = self._running(worker, m)
-        if task is not None:
-            if task.state is TaskState.RUNNING:  # where a last chunk ends a task, that says so
-                self._board.log.add(task.request.number, Finished(task.stage.number))
-            self._done(task, worker)
+        if task is None:
+            return
+        if task.state is TaskState.RUNNING:
+            if m.chunks not in (-1, task.emitted):  # some were lost with a connection
+                self._blame(task, worker, f"sent {m.chunks} chunks, of which {task.emitted} came", over=True)
+                return
+            # Where a last chunk ends a task, that says so.
+            self._board.log.add(task.request.number, Finished(task.stage.number))
+        self._done(task, worker)
 
     def _done(self, task: Task, worker: Worker) -> None:
         self._give_back(task, worker)
