@@ -102,7 +102,7 @@ class Job:
                 chosen = choices[pick(rng, len(choices))]
                 self._give(rng) if isinstance(chosen, str) else self._take(chosen, rng)
             elif all(inlet.done for inlet in self.inlets) and self.next == len(self.values):
-                self._end(Finish(*self.name))
+                self._end(Finish(*self.name, self.next))
 
     def can_step(self) -> bool:
         """Whether a step would do something."""

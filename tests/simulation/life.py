@@ -319,7 +319,7 @@ class Life:
         for peer in self.unnoticed:
             world.broker.disconnect(peer)
         self.unnoticed.clear()
-        for process in self.world.processes.values():
+        for process in list(self.world.processes.values()):
             if isinstance(process, Guardian | Client) and process.peer not in self.stopped:
                 if not world.up[process.peer]:
                     process.heard = world.now
@@ -335,6 +335,8 @@ class Life:
         world = self.world
         while world.up[process.peer]:
             world.broker.receive(process.peer, world.up.take_from(process.peer))
+        while world.down[process.peer] and process.alive:
+            process.on(world.down.take_from(process.peer))
         process.heard = world.now
 
     def _go_on(self, peer: Peer) -> None:
