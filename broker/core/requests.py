@@ -33,6 +33,9 @@ from broker.protocol import (
 )
 
 
+LETTERS_SHARE = 8  #: of the memory that may be in use; dead letters may hold one
+
+
 class Settings(msgspec.Struct, frozen=True):
     """What the broker may keep, and for how long. Times in seconds."""
 
@@ -298,6 +301,7 @@ class Requests:
             if (request.files or request.pipeline.durable) and request.name not in board.names:
                 board.out.append(Discard(request.name))
         board.log.drop(request.number)
+        request.tasks = {}  # they hold each other, and nobody looks for cycles in this process
 
     def cut_outputs(self, request: Request, lost: Callable[[Handle], bool]) -> None:
         """Ends each output before its first chunk that is lost."""
@@ -345,7 +349,8 @@ class Requests:
         request.letter = True
         self._drop_outputs(request)
         self.letters[request.number] = request
-        while len(self.letters) > self.settings.letters:
+        most = self._board.most_bytes // LETTERS_SHARE
+        while len(self.letters) > self.settings.letters or sum(map(_held, self.letters.values())) > most:
             self.forget(next(iter(self.letters.values())))
 
     def letter_report(self, act: str, name: str) -> dict[str, Any]:
@@ -378,7 +383,6 @@ class Requests:
     def _describe(self, request: Request) -> dict[str, Any]:
         ended = request.ended
         error = ended.error if ended is not None else None
-        given = [h for chunks in request.submit.given.values() for c in chunks for h in c.handles]
         return {
             "name": request.name,
             "pipeline": request.pipeline.name,
@@ -386,7 +390,7 @@ class Requests:
             "attempts": error.attempts if error else 0,
             "error": error.message if error else "",
             "age_s": round(self._board.now - request.left, 3),
-            "bytes": sum(handle.nbytes for handle in given),
+            "bytes": _held(request),
         }
 
     def report(self, name: str) -> dict[str, Any]:
@@ -412,6 +416,12 @@ class Requests:
             "error": msgspec.structs.asdict(error) if error is not None else None,
             "call": request.submit.call,
         }
+
+
+def _held(letter: Request) -> int:
+    """Bytes of tensors that a dead letter keeps."""
+    given = [c for chunks in letter.submit.given.values() for c in chunks]
+    return sum(handle.nbytes for chunk in given for handle in chunk.handles)
 
 
 def _contents(request: Request) -> dict[str, Any]:
