@@ -233,6 +233,7 @@ class _Replay:
             if request.letter:
                 continue
             self._forget_lost_states(request, lost)
+            self._forget_delivered(request, lost)
             if _has_lost(request, lost):
                 if request.ended is not None:
                     requests.forget(request)
@@ -243,6 +244,18 @@ class _Replay:
                 requests.cut_outputs(request, lost)
             if request.client is None:
                 requests.detach(request)
+
+    def _forget_delivered(self, request: Request, lost: Callable[[Handle], bool]) -> None:
+        """Edges that keep nothing: what a ghost was sent and has released is no loss, it has had it."""
+        for task in request.tasks.values():
+            for feed in task.feeds:
+                if feed.forgets and task.state is TaskState.RUNNING:
+                    known = [at for at, chunk in enumerate(feed.chunks, 1) if any(map(lost, chunk.handles))]
+                    had = feed.chunks[: known[-1]] if known else []
+                    for chunk in had:
+                        self.board.blocks.drop(chunk.handles, self.board.out)
+                    feed.chunks = feed.chunks[len(had) :]
+                    feed.gone += len(had)
 
     def _forget_lost_states(self, request: Request, lost: Callable[[Handle], bool]) -> None:
         for task in request.tasks.values():
