@@ -45,6 +45,7 @@ class Stream:
         self.call = call
         self.opening = opening
         self.opened = False
+        self.number = call.number  #: the broker's for it
         self.received = dict(opening.received)
         self.waiting: deque[tuple[str, Chunk]] = deque()  #: not taken by the user yet
         self.unmeasured = 0  #: of those, how many the broker takes for taken
@@ -198,7 +199,7 @@ class Client(Producer):
         self.release(blocks)
         if stream.call.stream is stream:
             stream.call.got(output, chunk.seq, value_of(chunk))
-        self.world.broker.flow.output(stream.call.number, output, chunk.seq + 1)
+        self.world.broker.flow.output(stream.number, output, chunk.seq + 1)
         self._measure(tag, stream, output, chunk)
 
     def _measure(self, tag: int, stream: Stream, output: str, chunk: Chunk) -> None:
@@ -254,7 +255,7 @@ class Client(Producer):
         stream = self.streams.get(m.tag)
         if stream is None:
             return
-        stream.opened = True
+        stream.opened, stream.number = True, m.request
         if stream.call.stream is stream:
             stream.call.accepted(m.request)
 
@@ -298,7 +299,7 @@ class Client(Producer):
                 stream.call.left = self.suspected
             opening = stream.reopen() if known else stream.reattach()
             for output, chunks in stream.received.items():
-                self.world.broker.flow.output(stream.call.number, output, chunks)
+                self.world.broker.flow.output(stream.number, output, chunks)
             if opening is None:
                 del self.streams[tag]
                 self.world.dropped(stream)
