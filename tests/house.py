@@ -17,9 +17,20 @@ import msgspec
 import yaml
 import zmq
 
+from adapters.sweep import sweep
 from broker.address import endpoints
 from broker.client import Client
-from broker.protocol import VERSION, Bye, Connect, Inspect, Report, decode_to_client, encode, new_peer
+from broker.protocol import (
+    VERSION,
+    Bye,
+    Connect,
+    Inspect,
+    Letters,
+    Report,
+    decode_to_client,
+    encode,
+    new_peer,
+)
 from tests.leftovers import files_in, processes_of, until
 
 START_S = 40.0
@@ -81,8 +92,13 @@ class House:
         self.process = None
 
     def stop(self) -> None:
-        """Ends what still runs, and checks that no process, socket or shared memory is left."""
+        """Ends what still runs, and checks that no process, socket, memory or state is left.
+
+        Dead letters go first; what else a clean stop keeps is a test's own affair (:meth:`forget`).
+        """
         try:
+            if self.process is not None and self.process.poll() is None:
+                self._ask(Letters(1, "drop", "all"))
             for process in (*self._workers, *([self.process] if self.process is not None else ())):
                 if process.poll() is None:
                     process.terminate()
@@ -146,20 +162,33 @@ class House:
         """A client to enter."""
         return Client(self.address)
 
+    def forget(self) -> None:
+        """Removes what a clean stop has kept for the next start."""
+        for file in files_in(self.state_dir):
+            (self.state_dir / file).unlink()
+        sweep(self.shm_dir)
+
     def status(self) -> dict[str, Any]:
         """The broker's report. It blocks, so it works with and without a running event loop."""
+        report = self._ask(Inspect(1, "status"))
+        if report is None:
+            raise AssertionError(f"the broker does not answer; the log:\n{self.log[-4000:]}")
+        return report
+
+    def _ask(self, question: Inspect | Letters) -> dict[str, Any] | None:
+        """The broker's answer; None if there is none."""
         with zmq.Context.instance().socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.IDENTITY, new_peer("c"))
             dealer.setsockopt(zmq.LINGER, 500)
             dealer.connect(endpoints(self.address).clients)
-            dealer.send(encode([Connect(VERSION, "cli"), Inspect(1, "status")]))
+            dealer.send(encode([Connect(VERSION, "cli"), question]))
             while dealer.poll(ANSWER_MS):
                 for message in decode_to_client(dealer.recv()):
                     if isinstance(message, Report):
                         dealer.send(encode([Bye()]))
                         report: dict[str, Any] = msgspec.msgpack.decode(message.body)
                         return report
-        raise AssertionError(f"the broker does not answer; the log:\n{self.log[-4000:]}")
+        return None
 
     def stage(self, pipeline: str, stage: str) -> dict[str, Any]:
         """A stage's part of the report."""

@@ -39,6 +39,9 @@ def route(m: Submit, pipelines: dict[str, PipelineState]) -> tuple[PipelineState
 
 def check_room(m: Submit, pipeline: PipelineState, route: Route, blocks: Blocks, most_bytes: int) -> None:
     """Raises Overloaded when the request would find no place, or could not end by its deadline."""
+    given = sum(handle.nbytes for chunks in m.given.values() for chunk in chunks for handle in chunk.handles)
+    if given > most_bytes:  # what a handle claims is not looked at before somebody maps it
+        raise BadRequest(f"{given >> 20} MiB of tensors; at most {most_bytes >> 20}", "given", status=413)
     if full(pipeline):
         message = f"{pipeline.name} has {pipeline.unfinished} unfinished requests"
         raise Overloaded(message, retry_after(pipeline))

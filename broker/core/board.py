@@ -20,6 +20,7 @@ class Board:
         "clients",
         "ended",
         "log",
+        "most_bytes",
         "names",
         "now",
         "out",
@@ -28,13 +29,14 @@ class Board:
         "requests",
     )
 
-    def __init__(self, pipelines: list[Pipeline], log: Log) -> None:
+    def __init__(self, pipelines: list[Pipeline], log: Log, most_bytes: int) -> None:
         self.pipelines = {p.name: PipelineState(p) for p in pipelines}
         self.clients: dict[Peer, Client] = {}
         self.requests: dict[int, Request] = {}  #: also ended ones that are kept
         self.names: dict[str, Request] = {}  #: those that can be continued
         self.blocks = Blocks()
         self.log = log
+        self.most_bytes = most_bytes  #: of tensors under way; no chunk can have more
         self.refused: Counter[str] = Counter()  #: messages that came too late or from strangers, by reason
         self.ended: Counter[tuple[str, str]] = Counter()  #: (pipeline, status) -> requests
         self.out: list[Instruction] = []

@@ -104,7 +104,7 @@ class Core:
         self.boot = boot
         self.store = store
         self.settings = settings or Settings()
-        self.board = Board(pipelines, Log(enabled=journal))
+        self.board = Board(pipelines, Log(enabled=journal), self.settings.requests.block_bytes)
         self.requests = Requests(
             self.board,
             entropy=entropy,

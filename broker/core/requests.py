@@ -32,7 +32,6 @@ from broker.protocol import (
     Submit,
 )
 
-
 LETTERS_SHARE = 8  #: of the memory that may be in use; dead letters may hold one
 
 

@@ -279,7 +279,9 @@ class Tasks:
         name = task.request.name if task is not None else _folder(chunk)
         if repeated and any(board.blocks.known(handle) for handle in chunk.handles):
             return True
-        if not owns(worker.arena, name, chunk.handles) or not board.blocks.add(worker.peer, chunk.handles):
+        lies = sum(handle.nbytes for handle in chunk.handles) > board.most_bytes
+        lies = lies or not owns(worker.arena, name, chunk.handles)
+        if lies or not board.blocks.add(worker.peer, chunk.handles):
             board.refused["bad_handle"] += 1
             if task is not None and task.state is TaskState.RUNNING:
                 self._blame(task, worker, BAD_HANDLE, over=chunk.last)
