@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ async def killed_at_a_step(home: House) -> list[Payload]:
 def machine_goes_down(home: House) -> None:
     """Every process is killed at once, and shared memory is gone."""
     for pid in home.processes():
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # each dies with its parent, too
+            os.kill(pid, signal.SIGKILL)
     home.kill()
     until(lambda: not home.processes(), "all processes to end", 5.0)
     for file in (*home.shm_dir.iterdir(), *home.run_dir.iterdir()):
@@ -94,8 +96,7 @@ async def test_a_state_on_disk_survives_the_machine_and_older_ones_make_room(
 ) -> None:
     home = steps(house, tmp_path, "--checkpoint", "disk")
     given: list[Payload] = []
-    client = home.client()
-    async with client:
+    async with home.client() as client:
         stream = await submit(client, name="on-disk-please", stored=True, hangs=True)
         while len(given) < HANGS_AT:
             given.append(kept((await anext(stream))[1]))
