@@ -20,7 +20,7 @@ RATES = {
     "leave_client": 0.002,
     "take_over": 0.004,
     "cut": 0.003,
-    "kill_broker": 0.012,
+    "kill_broker": 0.008,
     "kill_host": 0.002,
     "letters": 0.005,
     "more": 0.004,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=Process)
 LONGEST_STOP_S = 14.0
 SLOWEST_S = 1.0  #: a message takes no longer than that and one step of time
+CALLS = 0.07  #: how likely a new request is in one step
+LONGEST_RUN = 4  #: steps that a process makes at once, at most
 PATIENCE_S = 60.0  #: more than any time limit in the world
 
 
@@ -82,10 +84,10 @@ class Life:
     def mishap(self) -> None:
         """A call, or something that goes wrong, or nothing."""
         chance = self.rng.random()
-        if chance < 0.09:
+        if chance < CALLS:
             self._call()
             return
-        chance -= 0.09
+        chance -= CALLS
         for name, rate in self.world.faults.rates:
             if chance < rate:
                 self._mishaps[name]()
@@ -298,8 +300,9 @@ class Life:
         workers = [process for process in self.world.processes.values() if process.has_work]
         if workers:
             worker = workers[pick(self.rng, len(workers))]
-            if worker.peer not in self.stopped:
-                worker.step(self.rng)
+            for _ in range(1 + pick(self.rng, LONGEST_RUN)):
+                if worker.peer not in self.stopped and worker.has_work:
+                    worker.step(self.rng)
 
     def can_work(self) -> bool:
         """Whether some process can move on by itself."""

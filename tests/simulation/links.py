@@ -34,18 +34,10 @@ class Links:
             self._busy.append(peer)
         queue.append(message)
 
-    def take(self, rng: random.Random, paused: Container[Peer] = ()) -> tuple[Peer, Message] | None:
-        """The next message of some link; None: that link stands still."""
-        index = pick(rng, len(self._busy))
-        peer = self._busy[index]
-        if peer in paused:
-            return None
-        queue = self._queues[peer]
-        message = queue.popleft()
-        if not queue:
-            self._busy[index] = self._busy[-1]
-            self._busy.pop()
-        return peer, message
+    def pick(self, rng: random.Random, paused: Container[Peer] = ()) -> Peer | None:
+        """Some link with something under way; None: it stands still."""
+        peer = self._busy[pick(rng, len(self._busy))]
+        return None if peer in paused else peer
 
     def take_from(self, peer: Peer) -> Message:
         """The next message of this link, which has one."""

@@ -32,9 +32,11 @@ class Process:
         self.world.up.put(self.peer, message)
 
     def beat(self, beat: Beat) -> None:
-        """Says that we live; a beat that waits still says it too."""
+        """Says that we live. Where nothing is under way it arrives at once: steps are for other things."""
         queue = self.world.up[self.peer]
-        if not (queue and isinstance(queue[-1], Beat)):
+        if not queue and self.world.broker.up:
+            self.world.broker.receive(self.peer, beat)
+        elif not (queue and isinstance(queue[-1], Beat)):  # one that waits still says it too
             self.send(beat)
 
     def restart_connection(self) -> None:

@@ -23,6 +23,7 @@ from tests.simulation.peers import Process
 from tests.simulation.shell import Broker
 from tests.simulation.trace import describe
 
+LONGEST_FRAME = 4  #: messages that come together, at most
 CALM_STEPS = 50_000  #: more than any world needs to come to its end
 
 
@@ -80,28 +81,34 @@ class World:
         return bool(self.up or self.down or life.vacancies or life.can_work() or life.waiting())
 
     def _step(self) -> None:
-        """One thing happens."""
-        way = pick(self.rng, 14)
-        if way < 4:
-            self._up()
-        elif way < 8:
-            self._down()
-        elif way < 12:
-            self.life.work()
-        elif way == 12:
+        """A few things happen, in some order."""
+        ways = [self._up, self._down, self.life.work]
+        self.rng.shuffle(ways)
+        for way in ways:
+            way()
+        chance = self.rng.random()
+        if chance < 0.1:
             self.life.recover()
-        else:
+        elif chance < 0.2:
             self.life.pass_time()
 
     def _up(self) -> None:
-        if self.up and self.broker.up and (taken := self.up.take(self.rng)) is not None:
-            self.broker.receive(*taken)
+        """Some of a peer's messages reach the broker together, as in one frame."""
+        if not self.up or not self.broker.up:
+            return
+        peer = self.up.pick(self.rng)
+        for _ in range(1 + pick(self.rng, LONGEST_FRAME)):
+            if peer is not None and self.up[peer]:
+                self.broker.receive(peer, self.up.take_from(peer))
 
     def _down(self) -> None:
-        if self.down and (taken := self.down.take(self.rng, self.life.stopped)) is not None:
-            peer, message = taken
-            if (process := self.processes.get(peer)) is not None:
-                process.on(message)
+        if not self.down or (peer := self.down.pick(self.rng, self.life.stopped)) is None:
+            return
+        for _ in range(1 + pick(self.rng, LONGEST_FRAME)):
+            if self.down[peer]:
+                message = self.down.take_from(peer)
+                if (process := self.processes.get(peer)) is not None:
+                    process.on(message)
 
     # --- births and deaths
 
@@ -208,6 +215,10 @@ class World:
             assert arena in living, f"the dead's {arena} is left"
             assert not blocks, f"never freed: {blocks}"
         assert not self.memory.files, f"files are left: {self.memory.files}"
+        for process in self.processes.values():
+            if isinstance(process, Engine):
+                assert not process.session.unseen(), f"{process.peer!r} was never told what was read"
+                assert not process.session.leases(), f"{process.peer!r} remembers tasks that are over"
         for process in self.processes.values():
             if isinstance(process, Engine | Client):
                 resync = process.session.resync()
