@@ -138,6 +138,8 @@ class Guardian:
         elif kind is Kill:
             if self._engine is not None and self._engine.peer == message.worker:
                 self._kill(self._engine, message.cause)
+            else:
+                self._connection.post(Died(message.worker, "it is gone"))  # its death was not heard
         elif kind is Drain:
             self._stop.set()
 

@@ -41,6 +41,7 @@ class Flow:
         if task.emitted == 0:
             task.timing.first_chunk = task.timing.last_chunk
         task.emitted += 1
+        task.proved, task.solo = True, False
         task.stage.stats.chunks += 1
         if worker is None or worker.resumes or worker.ghost:
             task.bodies.append(chunk)

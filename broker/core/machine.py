@@ -271,7 +271,7 @@ class Core:
         if isinstance(known, Guardian):
             known.ghost = False
             for worker in [w for w in known.workers.values() if w.ghost and w.peer not in m.workers]:
-                self._worker_gone(now, worker, "it died while the broker was away")
+                self._worker_gone(worker, "it died while the broker was away")
             for stranger in m.workers:  # its Ready may have died with a broker
                 if stranger not in self.workers and stranger not in known.dead:
                     self._send(stranger, Who(self.boot, stranger in self._given_up))
@@ -285,12 +285,12 @@ class Core:
         guardian.seen, guardian.ghost = now, False
         worker = guardian.workers.get(m.worker)
         if worker is not None:
-            self._worker_gone(now, worker, m.cause)
+            self._worker_gone(worker, m.cause)
         else:
             guardian.dead.append(m.worker)  # its Ready may still be under way on its own connection
             self._sweep_due = True
 
-    def _worker_gone(self, now: float, worker: Worker, cause: str) -> None:
+    def _worker_gone(self, worker: Worker, cause: str, *, innocent: bool = False) -> None:
         stage = worker.stage
         for table in (self.workers, stage.workers, worker.guardian.workers):
             del table[worker.peer]
@@ -300,13 +300,13 @@ class Core:
         else:
             text = f"{stage.pipeline.name}/{stage.name}: worker {worker.pid} died ({cause})"
             self._note(f"{text} with {len(worker.tasks)} tasks", logging.WARNING)
-        self.tasks.worker_gone(worker, cause)
+        self.tasks.worker_gone(worker, cause, innocent=innocent)
 
     def _guardian_gone(self, now: float, guardian: Guardian, cause: str) -> None:
         del self.guardians[guardian.peer], guardian.stage.guardians[guardian.peer]
         self._give_up(guardian.peer)
         for worker in list(guardian.workers.values()):
-            self._worker_gone(now, worker, cause)
+            self._worker_gone(worker, cause, innocent=True)  # it was not an engine that died first
 
     # --- what workers say about tasks
 
@@ -456,7 +456,7 @@ class Core:
 
     def _on_gone(self, now: float, peer: Peer) -> None:
         if (worker := self.workers.get(peer)) is not None and worker.ghost:
-            self._worker_gone(now, worker, "it died while the broker was away")
+            self._worker_gone(worker, "it died while the broker was away")
         elif (guardian := self.guardians.get(peer)) is not None:
             self._guardian_gone(now, guardian, "its guardian died while the broker was away")
         self._settle()

@@ -4,8 +4,8 @@ Order within a stage: priority, then earliest deadline, then fair share between 
 share is start-time fair queuing: each tenant's n-th task gets a virtual start time after its own n-1-th, and
 never before the stage's present one, so a tenant that floods the stage waits behind its own flood only.
 
-A task whose worker died together with others runs alone: one worker takes nothing new until it is empty,
-then runs such tasks one by one.
+A task whose worker died together with others is tried alone: one worker takes nothing new until all that it
+holds has proved harmless, by giving something, then gets such tasks one by one.
 """
 
 from __future__ import annotations
@@ -99,14 +99,19 @@ class Scheduler:
             if worker.credit > 0:
                 self._idle.append(worker)
 
+    @property
+    def testing(self) -> bool:
+        """Whether tasks are tried alone."""
+        return self._reserved is not None
+
     def _dispatch_solo(self, assign: Assign) -> None:
         while self._solo and self._solo[0].state is not TaskState.QUEUED:
             self._solo.popleft()
         if self._solo and self._reserved is None and self._idle:
-            self._reserved = min(self._idle, key=lambda w: len(w.tasks))
+            self._reserved = min(self._idle, key=_suspects)
             self._idle.remove(self._reserved)
         worker = self._reserved
-        if worker is None or worker.tasks or worker.credit <= 0:
+        if worker is None or _suspects(worker) or worker.credit <= 0:
             return
         if self._solo:
             self._give(self._solo.popleft(), worker, assign)
@@ -126,3 +131,8 @@ class Scheduler:
         self.length -= 1
         worker.credit -= 1
         assign(task, worker)
+
+
+def _suspects(worker: Worker) -> int:
+    """How many of a worker's tasks have given nothing yet."""
+    return sum(not task.proved for task in worker.tasks.values())

@@ -46,6 +46,7 @@ class Task:
         "key",
         "last",
         "nbytes",
+        "proved",
         "queued",
         "request",
         "solo",
@@ -66,7 +67,8 @@ class Task:
         self.state = TaskState.WAITING
         self.attempt = 0
         self.blame = 0  #: attempts that count against the stage's limit
-        self.solo = False  #: a worker died with it and others: it runs alone now, to find out who did it
+        self.solo = False  #: a worker died with it and others: it is tried alone, to find out who did it
+        self.proved = False  #: this attempt has given something, so it is not suspected
         self.timed_out = False
         self.worker: Worker | None = None
         self.emitted = 0

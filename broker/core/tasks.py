@@ -31,6 +31,7 @@ from broker.protocol import (
     Took,
 )
 
+FAR = 20  #: times the attempts of a stage: so many may break off without anybody's blame
 NO_PARAMS = msgspec.Raw(b"\x80")  # an empty msgpack map
 
 End = Callable[[Request, str, Error | None, bool], None]
@@ -64,29 +65,38 @@ class Tasks:
         """The worker takes nothing new."""
         worker.stage.scheduler.remove(worker)
 
-    def worker_gone(self, worker: Worker, cause: str) -> None:
-        """Its tasks run again. Who is to blame is unknown when it held several: they run one by one then."""
+    def worker_gone(self, worker: Worker, cause: str, *, innocent: bool) -> None:
+        """Its tasks run again.
+
+        Suspected are those that had given nothing in this attempt. If there are several, nobody knows which
+        of them it was: they are tried one by one. ``innocent``: none of them can have done it.
+        """
         board = self._board
         scheduler = worker.stage.scheduler
         scheduler.remove(worker)
         board.blocks.peer_gone(worker.peer, worker.arena, board.out)
-        tasks = [t for t in worker.tasks.values() if t.state is TaskState.RUNNING]
-        culprits = [t for t in tasks if t.timed_out]
-        for task in worker.tasks.values():
-            task.request.files = True  # what it wrote last may never have been told
-            if task.state is TaskState.CANCELLING:
-                self._off(task)
+        tasks = list(worker.tasks.values())
         worker.tasks.clear()
         for task in tasks:
-            worker.stage.stats.deaths += 1
-            if culprits and task not in culprits:
+            task.request.files = True  # it may have written some that we never heard of
+        running = [t for t in tasks if t.state is TaskState.RUNNING]
+        for task in tasks:
+            if task.state is TaskState.CANCELLING:
+                self._off(task)
+        suspects = [t for t in running if t.timed_out] or [t for t in running if not t.proved]
+        if innocent:
+            suspects = []
+        worker.stage.stats.deaths += len(running)
+        for task in running:
+            if task not in suspects:
                 self._again(task, None)
-                continue
-            task.solo = len(tasks) > 1 and not culprits
-            kind, status = ("timeout", 504) if task.timed_out else ("worker_died", 500)
-            self._again(
-                task, failure(kind, f"stage {task.stage.name}: its worker died: {cause}", task, status)
-            )
+            elif len(suspects) > 1 and not task.timed_out:
+                task.solo = True
+                self._again(task, None)
+            else:
+                kind, status = ("timeout", 504) if task.timed_out else ("worker_died", 500)
+                message = f"stage {task.stage.name}: its worker died: {cause}"
+                self._again(task, failure(kind, message, task, status))
         scheduler.dispatch(self._assign)
 
     def adopt(self, worker: Worker, leases: list[Lease]) -> None:
@@ -182,7 +192,7 @@ class Tasks:
         task.worker = worker
         task.started = task.last = now
         task.timing.started = now - task.request.accepted
-        task.timed_out = False
+        task.timed_out = task.proved = False
         task.nbytes = 0
         worker.tasks[task.key] = task
         for feed in task.feeds:
@@ -209,7 +219,13 @@ class Tasks:
         stats.lost_s += now - task.last
         if error is not None:
             task.blame += 1
-        exhausted = task.blame >= task.stage.spec.retry.attempts
+        attempts = task.stage.spec.retry.attempts
+        exhausted = task.blame >= attempts
+        if error is None and task.attempt >= attempts * FAR:  # whoever is to blame, it must end some time
+            error = failure(
+                "worker_died", f"stage {task.stage.name}: {task.attempt} attempts broke off", task
+            )
+            exhausted = True
         gone = any(feed.gone for feed in task.feeds)
         if gone and error is None:
             error = failure("worker_died", f"stage {task.stage.name}: {_gone(task)}", task)
@@ -260,6 +276,8 @@ class Tasks:
             return
         if running and chunk.seq == task.emitted:
             self.flow.keep(task, chunk)
+            if task.stage.scheduler.testing:
+                task.stage.scheduler.dispatch(self._assign)
         elif running and chunk.seq > task.emitted:
             self._board.blocks.sweep(chunk.handles, self._board.out)
             self._blame(task, worker, f"sent chunk {chunk.seq} instead of {task.emitted}", over=chunk.last)
@@ -314,6 +332,7 @@ class Tasks:
             board.blocks.drop(task.checkpoint.handles, board.out)
         task.checkpoint = chunk
         task.last = board.now
+        task.proved, task.solo = True, False
 
     def took(self, worker: Worker, m: Took) -> None:
         """The job has taken more of its inputs."""

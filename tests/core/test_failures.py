@@ -123,7 +123,7 @@ def test_what_a_poisonous_item_ran_with_succeeds_and_it_fails_alone() -> None:
     assert {tag: m.status for tag, m in ended.items()} == {0: "done", 1: "done", 2: "failed", 3: "done"}
     error = ended[2].error
     assert error is not None
-    assert (error.type, error.stage, error.attempts) == ("worker_died", "a", 3)
+    assert (error.type, error.stage, error.attempts) == ("worker_died", "a", 4)  # the first blames nobody
     assert "SIGKILL" in error.message
     d.submit(client, 9)
     d.submit(client, 10)
@@ -352,3 +352,55 @@ def test_a_worker_that_messages_cannot_reach_is_replaced() -> None:
     assert not d.assigned(a), "it gets nothing more"
     d.die(a, kill.cause)
     assert len(d.assigned(d.worker("b", "a", capacity=2))) == 2
+
+
+def test_tasks_that_have_given_something_are_not_suspected_when_their_worker_dies() -> None:
+    d = Driver(line("a"))
+    client = d.client()
+    worker = d.worker("0", "a", capacity=4)
+    for tag in range(3):
+        d.submit(client, tag)
+    tasks = d.assigned(worker)
+    for task in tasks[:2]:
+        d.emit(worker, task, chunk(0))
+    d.die(worker)
+    worker = d.worker("1", "a", capacity=4)
+    again = d.assigned(worker)
+    assert len(again) == 3, "one suspect is the culprit, and the others wait for nothing"
+    assert [task.resume.emitted if task.resume else 0 for task in sorted(again, key=lambda t: t.request)] == [
+        1,
+        1,
+        0,
+    ]
+
+
+def test_suspects_wait_only_until_the_one_before_has_given_something() -> None:
+    d = Driver(line("a"))
+    client = d.client()
+    worker = d.worker("0", "a", capacity=4)
+    for tag in range(3):
+        d.submit(client, tag)
+    d.die(worker)
+    worker = d.worker("1", "a", capacity=4)
+    for left in (2, 1, 0):
+        (task,) = d.assigned(worker)
+        d.emit(worker, task, chunk(0))
+        assert d.core.tasks._board.pipelines["line"].stages[0].scheduler.length == max(left - 1, 0)
+
+
+def test_a_guardian_that_dies_with_its_engine_blames_nobody() -> None:
+    d = Driver(line("a", retry={"attempts": 1}))
+    client = d.client()
+    d.submit(client)
+    for life in range(10):
+        worker = d.worker(str(life), "a")
+        assert len(d.assigned(worker)) == 1
+        d.lose(guard(worker))
+    assert not d.take(client, Ended)
+    for life in range(10, 25):
+        worker = d.worker(str(life), "a")
+        d.assigned(worker)
+        d.lose(guard(worker))
+    (ended,) = d.take(client, Ended)
+    assert ended.error is not None, "but not for ever"
+    assert "20 attempts broke off" in ended.error.message

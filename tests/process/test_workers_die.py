@@ -99,7 +99,7 @@ async def test_an_item_that_kills_its_workers_fails_alone(house: Houses, tmp_pat
         assert [texts for texts, _ in await asyncio.gather(*mates)] == [WHOLE] * 3
         assert await client.letters("drop", "all") == {"dropped": 1}
     error = caught.value.error
-    assert (error.type, error.stage, error.attempts) == ("worker_died", "a", 3)
+    assert (error.type, error.stage, error.attempts) == ("worker_died", "a", 4)  # the first blames nobody
     assert "exit code 7" in error.message
 
 
