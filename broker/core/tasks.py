@@ -101,26 +101,24 @@ class Tasks:
 
     def adopt(self, worker: Worker, leases: list[Lease]) -> None:
         """A worker that we know from the journal says what it runs: what it lacks is sent, the rest ends."""
-        announced = {(lease.request, lease.stage): lease for lease in leases}
+        announced = {(lease.request, lease.stage, lease.attempt): lease for lease in leases}
         for task in list(worker.tasks.values()):
-            lease = announced.pop(task.key, None)
+            lease = announced.pop((*task.key, task.attempt), None)
             if task.state is TaskState.CANCELLING:
-                if lease is not None and lease.attempt == task.attempt:
+                if lease is not None:
                     self._board.send(worker.peer, Cancel(*task.key, task.attempt))
                 else:
                     del worker.tasks[task.key]
                     self._off(task)
-            elif lease is None or lease.attempt != task.attempt:
+            elif lease is None:
                 del worker.tasks[task.key]
                 self._again(task, None)  # the assignment was lost on its way
-                if lease is not None:
-                    announced[task.key] = lease
             elif not self._catch_up(task, worker, lease):
                 del worker.tasks[task.key]
                 self._stop(worker, (*task.key, task.attempt))
                 self._again(task, failure("worker_died", f"stage {task.stage.name}: {_gone(task)}", task))
-        for lease in announced.values():
-            self._stop(worker, (lease.request, lease.stage, lease.attempt))
+        for attempt in announced:
+            self._stop(worker, attempt)
 
     def _stop(self, worker: Worker, attempt: tuple[int, int, int]) -> None:
         """The worker is to stop an attempt that is its task no more."""
@@ -134,7 +132,8 @@ class Tasks:
             count, closed = received.get(feed.edge, (0, False))
             if feed.gauge is not None:
                 feed.gauge.begin(count)
-                feed.gauge.take(0)
+                if feed.gauge.take(0) and feed.producer is not None:  # its producer may have spoken before us
+                    self.flow.regrant(task.request.tasks[feed.producer])
             if count < feed.gone:
                 return False
             chunks = feed.chunks[count - feed.gone :]
