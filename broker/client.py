@@ -411,7 +411,7 @@ class Client:
         if known and self._arena is not None:
             self._connection.post(Connect(VERSION, self._kind, self._arena.prefix, self._session.boot))
         for tag, stream in list(self._streams.items()):
-            if stream.ended and (known or lost or not stream.holds):
+            if stream.ended and not known and (lost or not stream.holds):
                 continue
             opening = stream.reopen() if known else stream.resubmit() if lost else stream.reattach()
             if opening is None:

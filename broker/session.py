@@ -107,14 +107,19 @@ class EngineSession(Session):
             self._hold([message.resume.checkpoint])
         self._leases[message.request, message.stage, message.attempt] = lease
 
-    def fed(self, message: Input) -> None:
-        """More of a task's inputs has come, perhaps after its end."""
+    def fed(self, message: Input) -> bool:
+        """More of a task's inputs has come, perhaps after its end. False: some are missing before these.
+
+        That happens where the connection broke. What the task makes of its inputs then is nothing to go by.
+        """
         item = message.input
         self._hold(item.chunks)
         lease = self._leases.get((message.request, message.stage, message.attempt))
-        if lease is not None:
-            count, closed = lease.get(item.edge, (0, False))
-            lease[item.edge] = (count + len(item.chunks), closed or item.closed)
+        if lease is None:
+            return True
+        count, closed = lease.get(item.edge, (0, False))
+        lease[item.edge] = (count + len(item.chunks), closed or item.closed)
+        return not item.chunks or item.chunks[0].seq == count
 
     def _hold(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:

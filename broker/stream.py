@@ -160,7 +160,12 @@ class RequestStream:
         self.pipeline, self.outputs, self.call, self._limits = pipeline, outputs, call, limits
 
     def reopen(self) -> Submit | Attach:
-        """The message that continues it at a broker that was restarted, which takes all for taken."""
+        """The message that continues it at a broker that was restarted, which takes all for taken.
+
+        What has ended is kept there for us until we have read it, but is not to begin anew.
+        """
+        if self.ended:
+            return Attach(self.tag, self.name, dict(self._received))
         self._unmeasured = len(self._waiting)
         self._taken.clear()
         self._opening.received = dict(self._received)

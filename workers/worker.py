@@ -195,7 +195,12 @@ class WorkerProcess:
         running.task = self._loop.create_task(self._run(running))
 
     def _on_input(self, message: Input) -> None:
-        self.session.fed(message)
+        if not self.session.fed(message):
+            log.error(
+                "inputs of a task are missing: the connection to the broker broke; another worker starts"
+            )
+            self.done.set()
+            return
         running = self._find(message)
         if running is None or running.inputs is None:
             self._release_unused(message)

@@ -332,8 +332,8 @@ class Requests:
         for request in list(self._left.values()):
             stored = request.submit.stored
             kept_for = settings.keep_s if stored else settings.detached_s
-            if request.ended is None and (stored or request.client is not None):
-                continue
+            if request.client is not None or (request.ended is None and stored):
+                continue  # a slow reader may take its time
             if now - request.left > kept_for:
                 self.cancel(request)
         ended = [r for r in self._left.values() if r.ended is not None and r.client is None]

@@ -51,6 +51,13 @@ def test_a_peer_that_was_given_up_learns_so_at_any_boot() -> None:
     assert session.introduce(Who(2, gone=True)) == "gone"
 
 
+def test_an_input_that_lacks_the_one_before_it_is_noticed() -> None:
+    session = EngineSession()
+    session.assigned(assign(EdgeInput(0, [chunk(0)], closed=False)))
+    assert session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(1), chunk(2)], closed=False)))
+    assert not session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(4)], closed=True)))
+
+
 def test_a_block_is_held_as_often_as_it_came() -> None:
     session = Session()
     block = handle(THEIRS, 0)
