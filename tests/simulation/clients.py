@@ -54,6 +54,8 @@ class Stream:
 
     def reopen(self) -> Submit | Attach:
         """The message that continues it at a broker that was restarted, which takes all for taken."""
+        if self.ended:
+            return Attach(self.opening.tag, self.opening.name, dict(self.received))
         self.unmeasured = len(self.waiting)
         self.untold.clear()
         self.opening.received = dict(self.received)
@@ -260,8 +262,11 @@ class Client(Producer):
             stream.call.accepted(m.request)
 
     def _on_refused(self, m: Refused) -> None:
-        stream = self.streams.pop(m.tag, None)
-        if stream is not None and stream.call.stream is stream:
+        stream = self.streams.get(m.tag)
+        if stream is None or stream.ended:
+            return
+        del self.streams[m.tag]
+        if stream.call.stream is stream:
             stream.call.stream = None
             stream.call.refused(m.error)
 
@@ -292,7 +297,7 @@ class Client(Producer):
         if known:
             self.send(Connect(VERSION, self.kind, self.arena, self.session.boot))
         for tag, stream in list(self.streams.items()):
-            if stream.ended and (known or not stream.holds):
+            if stream.ended and not known and not stream.holds:
                 continue
             if not known and stream.call.left is None:
                 assert self.suspected is not None, "a living client was given up"

@@ -101,7 +101,9 @@ class Engine(Producer):
             self.result(Failed(*name, "item"))
 
     def _on_input(self, m: Input) -> None:
-        self.session.fed(m)
+        if not self.session.fed(m):
+            self.done = True  # our connection broke
+            return
         job = self._job(m)
         if job is not None:
             job.feed(m.input)

@@ -187,7 +187,7 @@ class Job:
             self._end(Failed(*self.name, "cancelled"))
 
     def _end(self, message: Emit | Finish | Failed) -> None:
-        if not isinstance(message, Failed):
+        if not isinstance(message, Failed) and self.engine.suspected is None:
             self.engine.world.check_inputs(self)
         self.engine.end(self, message)
         self._let_go(self.blocks[:])

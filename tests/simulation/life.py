@@ -128,6 +128,7 @@ class Life:
             call = stream.call
             leave = call.stored and self.rng.random() < 0.5
             client.close(stream.opening.tag, Abort(stream.opening.tag, leave))
+            call.forgotten = not leave
             call.stream = None
             call.given_up = not leave
             call.left = self.world.now
@@ -183,6 +184,7 @@ class Life:
             return
         for tag, stream in list(client.streams.items()):
             client.close(tag, Abort(tag, leave=True))
+            stream.call.forgotten = stream.call.forgotten or not stream.call.stored
             stream.call.left = self.world.now
             if stream.call.stream is stream:
                 stream.call.stream = None
@@ -350,7 +352,8 @@ class Life:
         """In peace, when nothing moves: the clock does. False: it has done so in vain for long."""
         core = self.world.broker.core
         holds = any(worker.tasks for worker in core.workers.values())
-        waits = bool(core.board.requests or core.awaited or core.board.blocks.in_limbo or holds)
+        strangers = any(not self.world.broker.knows(p.peer) for p in (*self.of(Guardian), *self.of(Client)))
+        waits = bool(core.board.requests or core.awaited or core.board.blocks.in_limbo or holds or strangers)
         if core.requests.letters and not any(call.open for call in self.world.calls.values()):
             self.of(Client)[0].drop_letters()
         self._pass(1.0)
