@@ -107,7 +107,10 @@ class RequestStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.abort()
+        if error is None:
+            self.done()
+        else:
+            self.abort()
 
     def done(self) -> None:
         """The caller has everything: the broker may forget the request. What has not ended is aborted."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 
 from adapters.chunk import Payload
 from broker.address import endpoints
-from broker.client import Client
+from broker.client import Client, RequestStream
 from broker.protocol import VERSION, Beat, Bye, Hello, Welcome, Who, decode_to_worker, new_peer
 from broker.wire import Connection
 from pipelines.graph import Pipeline
@@ -61,6 +62,11 @@ class Broker:
         ]
         self._process = subprocess.Popen([sys.executable, "-P", "-m", *map(str, command)], env=os.environ)
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not ended since."""
+        return self._process is not None
+
     def kill(self) -> None:
         """SIGKILL."""
         assert self._process is not None
@@ -70,7 +76,7 @@ class Broker:
 
     def lose_state(self) -> None:
         """The next one knows nothing."""
-        self._state = self._folder / "other"
+        shutil.rmtree(self._state)
 
     def stop(self) -> None:
         """A clean end, if it still runs."""
@@ -232,12 +238,29 @@ class Rig:
         self.broker.kill()
         self.broker.start()
 
+    async def submit(self, **more: Any) -> RequestStream:
+        """A small request for the one output."""
+        return await self.client.submit("line", outputs=["out"], given={"request": [{}]}, **more)
+
     async def close(self) -> None:
         """Ends all."""
         await self.client.close()
         for worker in self.workers.values():
             await worker.close()
+        if self.broker.running:
+            await self._until_it_is_empty()
         self.broker.stop()
+
+    async def _until_it_is_empty(self) -> None:
+        """A broker that is told to stop before it has read our farewells keeps what it believes we need."""
+        async with Client(self.broker.address) as last:
+            while True:
+                status = await last.inspect("status")
+                workers = sum(
+                    len(stage["workers"]) for stage in status["pipelines"]["line"]["stages"].values()
+                )
+                if not workers and len(status["clients"]) == 1:
+                    return
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,6 @@ from tests.core.driver import line
 from tests.wire.rig import Counter, Reader, Rig, eventually, rig
 
 LIMITS = Limits(ahead_chunks=8, ahead_mb=64.0)
-SMALL = {"given": {"request": [{}]}, "outputs": ["out"]}
 
 
 def limited(*stages: str, limits: Limits = LIMITS) -> Pipeline:
@@ -32,7 +31,7 @@ async def numbers(stream: RequestStream, count: int | None = None) -> list[int]:
     """The "n" of the next payloads, or of all."""
     found: list[int] = []
     while count is None or len(found) < count:
-        item = await anext(stream, None)
+        item = await asyncio.wait_for(anext(stream, None), 30)
         if item is None:
             break
         found.append(item[1]["n"])
@@ -42,47 +41,48 @@ async def numbers(stream: RequestStream, count: int | None = None) -> list[int]:
 async def test_a_caller_that_reads_nothing_holds_its_stage_back(tmp_path: Path) -> None:
     engine = Counter(1000)
     async with rig(tmp_path, limited("a"), {"a": engine}) as made:
-        async with await made.client.submit("line", **SMALL) as stream:
-            await eventually(lambda: engine.yielded == 9, "the stage to go as far as it may")
-            await settled(made)
-            assert engine.yielded == 9, "8 chunks are out, and one waits in the worker"
-            assert await numbers(stream, 500) == list(range(500))
-            await settled(made)
-            assert 500 <= engine.yielded <= 500 + 2 + 9
-            assert await numbers(stream) == list(range(500, 1000))
+        stream = await made.submit()
+        await eventually(lambda: engine.yielded == 9, "the stage to go as far as it may")
+        await settled(made)
+        assert engine.yielded == 9, "8 chunks are out, and one waits in the worker"
+        assert await numbers(stream, 500) == list(range(500))
+        await settled(made)
+        assert 500 <= engine.yielded <= 500 + 2 + 9
+        assert await numbers(stream) == list(range(500, 1000))
 
 
 async def test_a_consumer_that_is_slow_holds_its_producer_back(tmp_path: Path) -> None:
     first, second = Counter(1000), Reader(allowed=0)
     async with rig(tmp_path, limited("a", "b"), {"a": first, "b": second}) as made:
-        async with await made.client.submit("line", **SMALL) as stream:
-            await eventually(lambda: second.jobs and first.yielded == 9, "the first stage to be held back")
-            await settled(made)
-            assert first.yielded == 9
-            second.allow(1 << 30)
-            assert await numbers(stream) == list(range(1000))
+        stream = await made.submit()
+        await eventually(lambda: second.jobs and first.yielded == 9, "the first stage to be held back")
+        await settled(made)
+        assert first.yielded == 9
+        second.allow(1 << 30)
+        assert await numbers(stream) == list(range(1000))
 
 
 async def test_a_slow_caller_slows_the_whole_line(tmp_path: Path) -> None:
     first, second = Counter(1000), Reader(allowed=1 << 30)
     async with rig(tmp_path, limited("a", "b"), {"a": first, "b": second}) as made:
-        async with await made.client.submit("line", **SMALL) as stream:
-            await eventually(lambda: second.yielded == 9, "the second stage to be held back")
-            await settled(made)
-            assert second.yielded == 9
-            assert first.yielded <= 9 + 8 + 1
-            assert await numbers(stream) == list(range(1000))
+        stream = await made.submit()
+        await eventually(lambda: second.yielded == 9, "the second stage to be held back")
+        await settled(made)
+        assert second.yielded == 9
+        assert first.yielded <= 9 + 8 + 1
+        assert await numbers(stream) == list(range(1000))
 
 
 async def test_bytes_count_as_chunks_do_and_one_chunk_always_passes(tmp_path: Path) -> None:
     engine = Counter(12, floats=1 << 19)  # 2 MiB each
     limits = Limits(ahead_chunks=1000, ahead_mb=5.0)
     async with rig(tmp_path, limited("a", limits=limits), {"a": engine}) as made:
-        async with await made.client.submit("line", **SMALL) as stream:
-            await eventually(lambda: engine.yielded == 4, "three chunks to go and one to wait")
-            await settled(made)
-            assert engine.yielded == 4
-            assert await numbers(stream) == list(range(12))
+        stream = await made.submit()
+        await eventually(lambda: engine.yielded == 4, "three chunks to go and one to wait")
+        await settled(made)
+        assert engine.yielded == 4
+        assert await numbers(stream) == list(range(12))
+        stream.done()
         await eventually(
             lambda: made.workers["a"].process.arena.usage().blocks == 0, "its memory to be freed"
         )
@@ -94,14 +94,14 @@ async def test_a_consumer_that_wants_all_first_gets_more_than_the_limit(
 ) -> None:
     first, second = Counter(100, floats=100), Counter(1)
     async with rig(tmp_path, limited("a", "b", limits=limits), {"a": first, "b": second}) as made:
-        async with await made.client.submit("line", **SMALL) as stream:
-            assert await numbers(stream) == [0]
+        stream = await made.submit()
+        assert await numbers(stream) == [0]
 
 
 async def test_a_job_that_waits_to_go_on_can_be_cancelled(tmp_path: Path) -> None:
     engine = Counter(1000)
     async with rig(tmp_path, limited("a"), {"a": engine}) as made:
-        stream = await made.client.submit("line", **SMALL)
+        stream = await made.submit()
         await eventually(lambda: engine.yielded == 9, "the stage to go as far as it may")
         stream.abort()
         await eventually(lambda: engine.ended == 1, "the job to end")
@@ -111,7 +111,7 @@ async def test_a_job_that_waits_to_go_on_can_be_cancelled(tmp_path: Path) -> Non
 async def test_one_slow_caller_does_not_slow_another(tmp_path: Path) -> None:
     engine = Counter(300)
     async with rig(tmp_path, limited("a"), {"a": engine}) as made:
-        async with await made.client.submit("line", **SMALL):
-            await eventually(lambda: engine.yielded == 9, "the stage to go as far as it may")
-            async with await made.client.submit("line", **SMALL) as quick:
-                assert await asyncio.wait_for(numbers(quick), 20) == list(range(300))
+        await made.submit()
+        await eventually(lambda: engine.yielded == 9, "the stage to go as far as it may")
+        quick = await made.submit()
+        assert await asyncio.wait_for(numbers(quick), 20) == list(range(300))
