@@ -69,7 +69,12 @@ def _stage(stage: StageState, now: float) -> dict[str, Any]:
         "starting": sum(not guardian.workers for guardian in stage.guardians.values()),
         "tasks": stats.counts(),
         "chunks": stats.chunks,
-        "work": {"busy_s": round(stats.busy_s, 6), "lost_s": round(stats.lost_s, 6)},
+        "work": {
+            "busy_s": round(stats.busy_s, 6),
+            "lost_s": round(stats.lost_s, 6),
+            "chunks": stats.chunks,
+            "lost_chunks": stats.lost_chunks,
+        },
     }
 
 
@@ -112,6 +117,7 @@ def _stage_metrics(stage: StageState) -> dict[str, Any]:
         "chunks": stats.chunks,
         "busy_s": stats.busy_s,
         "lost_s": stats.lost_s,
+        "lost_chunks": stats.lost_chunks,
         "wait": _histogram(stats.wait),
         "service": _histogram(stats.service),
     }

@@ -55,6 +55,7 @@ class StageStats:
         "deaths",
         "done",
         "failed",
+        "lost_chunks",
         "lost_s",
         "pace",
         "redelivered",
@@ -73,6 +74,7 @@ class StageStats:
         self.redelivered = 0
         self.deaths = 0  #: attempts that ended with their worker
         self.chunks = 0
+        self.lost_chunks = 0  #: that were in the making when an attempt broke off, one for each at most
         self.busy_s = 0.0  #: seconds of all attempts
         self.lost_s = 0.0  #: of these, after the last chunk of attempts that came to nothing
         self.usual = 0.0  #: seconds from assigned to done, a moving average

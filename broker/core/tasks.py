@@ -216,6 +216,7 @@ class Tasks:
         stats = task.stage.stats
         stats.busy_s += now - task.started
         stats.lost_s += now - task.last
+        stats.lost_chunks += 1
         if error is not None:
             task.blame += 1
         attempts = task.stage.spec.retry.attempts

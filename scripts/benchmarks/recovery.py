@@ -66,11 +66,17 @@ class Outcome(NamedTuple):
 
 
 class Work:
-    """Seconds of work of all stages over all lives of the broker, and how many of them were lost."""
+    """What all stages have done over all lives of the broker, and how much of it was lost.
+
+    Counted in chunks: an attempt that breaks off loses the one that it was making, at most. Counted in
+    seconds, the time after an attempt's last chunk, in which a hung or stopped engine did nothing at all.
+    """
+
+    NAMES = ("chunks", "lost_chunks", "busy_s", "lost_s")
 
     def __init__(self, home: House) -> None:
         self._home = home
-        self._lives: list[tuple[float, float]] = [(0.0, 0.0)]
+        self._lives: list[list[float]] = [[0.0] * len(self.NAMES)]
 
     async def note(self) -> None:
         """Asks the broker."""
@@ -78,12 +84,11 @@ class Work:
         if status is None:
             return
         stages = [stage for p in status["pipelines"].values() for stage in p["stages"].values()]
-        work = [stage.get("work", {}) for stage in stages]
-        busy, lost = (sum(each.get(name, 0.0) for each in work) for name in ("busy_s", "lost_s"))
-        if busy < self._lives[-1][0]:  # it counts anew since it was started again
-            self._lives.append((busy, lost))
+        life = [sum(stage["work"][name] for stage in stages) for name in self.NAMES]
+        if life[0] < self._lives[-1][0]:  # it counts anew since it was started again
+            self._lives.append(life)
         else:
-            self._lives[-1] = (busy, lost)
+            self._lives[-1] = life
 
     async def watch(self) -> None:
         """Until it is cancelled."""
@@ -91,11 +96,13 @@ class Work:
             await self.note()
             await asyncio.sleep(WATCH_S)
 
-    @property
-    def share(self) -> float | None:
-        """Work that had to be done again over all work; None where the broker does not count it."""
-        busy, lost = (sum(life[i] for life in self._lives) for i in (0, 1))
-        return lost / busy if busy else None
+    def shares(self) -> dict[str, float]:
+        """Work that had to be done again over all work, in chunks and in seconds."""
+        chunks, lost, busy_s, lost_s = (sum(life[i] for life in self._lives) for i in range(4))
+        return {
+            "recomputed_share": lost / max(chunks + lost, 1),
+            "lost_time_share": lost_s / max(busy_s, 1e-9),
+        }
 
 
 # --- the load
@@ -277,7 +284,7 @@ async def disturbed(home: House, load: Load, options: argparse.Namespace, report
     tables = await home.tables(KEPT_S if unnamed else EMPTY_S)
     return {
         **verdict(load, happened),
-        "recomputed_share": work.share,
+        **work.shares(),
         "hung_not_found": deaths.not_found,
         "orphaned_segments": home.orphans(),
         "left_in_tables": tables,
