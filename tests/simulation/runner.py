@@ -43,7 +43,8 @@ def run_all(first: int, count: int, *, steps: int = STEPS, jobs: int = 1) -> Ite
     slices = [
         (start, min(SLICE, first + count - start), steps) for start in range(first, first + count, SLICE)
     ]
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    # Forked: a spawned pool leaves a process of its own behind, multiprocessing's resource tracker.
+    with multiprocessing.get_context("fork").Pool(jobs) as pool:
         yield from pool.imap_unordered(_run, slices)
         pool.close()
         pool.join()
