@@ -421,7 +421,7 @@ class Core:
         if peer not in self.clients:
             self._stranger(peer, m)
         elif m.what == "request":
-            self._report(peer, m.tag, self.requests.report(m.name))
+            self._report(peer, m.tag, report.of_request(self, m.name))
         else:
             self._report(peer, m.tag, report.make(self, m.what, now))
 
@@ -429,7 +429,7 @@ class Core:
         if peer not in self.clients:
             self._stranger(peer, m)
         else:
-            self._report(peer, m.tag, self.requests.letter_report(m.act, m.name))
+            self._report(peer, m.tag, self.requests.letters.answer(m.act, m.name))
 
     def _report(self, peer: Peer, tag: int, body: dict[str, Any]) -> None:
         self._send(peer, Report(tag, msgspec.Raw(msgspec.msgpack.encode(body))))

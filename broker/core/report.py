@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from broker.core.lifecycle import TaskState
 from broker.core.state import StageState, Worker
 from broker.core.stats import BUCKETS, Histogram
@@ -18,6 +20,31 @@ def make(core: Core, what: str, now: float) -> dict[str, Any]:
     if what not in reports:
         return {"error": f"no report {what!r}; there are: {', '.join(reports)}"}
     return reports[what](core, now)
+
+
+def of_request(core: Core, name: str) -> dict[str, Any]:
+    """How a request stands."""
+    request = core.board.names.get(name)
+    if request is None:
+        return {"error_status": 404}
+    error = request.ended.error if request.ended is not None else None
+    running = any(task.state is TaskState.RUNNING for task in request.tasks.values())
+    state = "running" if running or any(t.emitted for t in request.tasks.values()) else "queued"
+    counts: dict[str, int] = dict.fromkeys(request.submit.outputs, 0)
+    for output, _ in request.outputs:
+        counts[output] += 1
+    return {
+        "name": name,
+        "state": request.ended.status if request.ended is not None else state,
+        "pipeline": request.pipeline.name,
+        "age_s": round(core.board.now - request.accepted, 3),
+        "stages": [msgspec.to_builtins(task.timing) for task in request.tasks.values()],
+        "outputs": counts,
+        "stored": request.submit.stored,
+        "attached": request.client is not None,
+        "error": msgspec.structs.asdict(error) if error is not None else None,
+        "call": request.submit.call,
+    }
 
 
 def _ready(core: Core, now: float) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,7 @@ from broker.core import admission
 from broker.core.admission import BAD_HANDLE, Overloaded, owns
 from broker.core.board import Board
 from broker.core.events import Discard, Note
-from broker.core.lifecycle import TaskState
+from broker.core.letters import DeadLetters
 from broker.core.records import Closed, Joined, Opened
 from broker.core.routes import BadRequest
 from broker.core.state import Client, PipelineState, Request
@@ -31,8 +30,6 @@ from broker.protocol import (
     Refused,
     Submit,
 )
-
-LETTERS_SHARE = 8  #: of the memory that may be in use; dead letters may hold one
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -53,7 +50,7 @@ class Requests:
         self._entropy = entropy
         self._next = first_request
         self.settings = settings
-        self.letters: dict[int, Request] = {}  #: by number, the oldest first
+        self.letters = DeadLetters(board, settings.letters, forget=self.forget, retry=self.retry)
         self._left: dict[int, Request] = {}  #: ended, or without a client: forgotten in time
         self.tasks = Tasks(board, self.end)
 
@@ -291,7 +288,7 @@ class Requests:
         if board.names.get(request.name) is request:
             del board.names[request.name]
         self._left.pop(request.number, None)
-        self.letters.pop(request.number, None)
+        self.letters.remove(request)
         self._drop_outputs(request)
         if request.name:
             for chunks in request.submit.given.values():
@@ -347,27 +344,9 @@ class Requests:
         """A request that has failed for good is kept with its inputs, for a person to look at."""
         request.letter = True
         self._drop_outputs(request)
-        self.letters[request.number] = request
-        most = self._board.most_bytes // LETTERS_SHARE
-        while len(self.letters) > self.settings.letters or sum(map(_held, self.letters.values())) > most:
-            self.forget(next(iter(self.letters.values())))
+        self.letters.add(request)
 
-    def letter_report(self, act: str, name: str) -> dict[str, Any]:
-        """Answers the dead-letter commands."""
-        if act == "list":
-            return {"letters": [self._describe(request) for request in self.letters.values()]}
-        chosen = [r for r in self.letters.values() if r.name == name or (name == "all" and act == "drop")]
-        if act == "drop":
-            for request in chosen:
-                self.forget(request)
-            return {"dropped": len(chosen)}
-        if not chosen:
-            return {"error": f"no dead letter {name!r}"}
-        if act == "show":
-            return {"letter": self._describe(chosen[0]) | _contents(chosen[0])}
-        return self._retry(chosen[0])
-
-    def _retry(self, letter: Request) -> dict[str, Any]:
+    def retry(self, letter: Request) -> None:
         """Submits a dead letter again, as a stored request that nobody waits for."""
         board = self._board
         submit = msgspec.structs.replace(letter.submit, stored=True, received={}, deadline_s=None)
@@ -377,61 +356,6 @@ class Requests:
         self.open(request, letter.seed)
         self.detach(request)
         self.forget(letter)
-        return {"name": request.name}
-
-    def _describe(self, request: Request) -> dict[str, Any]:
-        ended = request.ended
-        error = ended.error if ended is not None else None
-        return {
-            "name": request.name,
-            "pipeline": request.pipeline.name,
-            "stage": error.stage if error else None,
-            "attempts": error.attempts if error else 0,
-            "error": error.message if error else "",
-            "age_s": round(self._board.now - request.left, 3),
-            "bytes": _held(request),
-        }
-
-    def report(self, name: str) -> dict[str, Any]:
-        """How a request stands."""
-        request = self._board.names.get(name)
-        if request is None:
-            return {"error_status": 404}
-        error = request.ended.error if request.ended is not None else None
-        running = any(task.state is TaskState.RUNNING for task in request.tasks.values())
-        state = "running" if running or any(t.emitted for t in request.tasks.values()) else "queued"
-        counts: dict[str, int] = dict.fromkeys(request.submit.outputs, 0)
-        for output, _ in request.outputs:
-            counts[output] += 1
-        return {
-            "name": name,
-            "state": request.ended.status if request.ended is not None else state,
-            "pipeline": request.pipeline.name,
-            "age_s": round(self._board.now - request.accepted, 3),
-            "stages": [msgspec.to_builtins(task.timing) for task in request.tasks.values()],
-            "outputs": counts,
-            "stored": request.submit.stored,
-            "attached": request.client is not None,
-            "error": msgspec.structs.asdict(error) if error is not None else None,
-            "call": request.submit.call,
-        }
-
-
-def _held(letter: Request) -> int:
-    """Bytes of tensors that a dead letter keeps."""
-    given = [c for chunks in letter.submit.given.values() for c in chunks]
-    return sum(handle.nbytes for chunk in given for handle in chunk.handles)
-
-
-def _contents(request: Request) -> dict[str, Any]:
-    submit = request.submit
-    given = {name: [_shape(chunk) for chunk in chunks] for name, chunks in submit.given.items()}
-    params = {stage: msgspec.msgpack.decode(raw) for stage, raw in submit.params.items()}
-    return {"outputs": submit.outputs, "params": params, "given": given, "call": submit.call}
-
-
-def _shape(chunk: Chunk) -> dict[str, Any]:
-    return {"bytes": len(chunk.body), "tensors": [list(handle.shape) for handle in chunk.handles]}
 
 
 def _wire(error: BadRequest) -> Error:
