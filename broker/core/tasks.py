@@ -269,12 +269,14 @@ class Tasks:
         chunk = m.chunk
         task = self._running(worker, m)
         running = task is not None and task.state is TaskState.RUNNING
-        repeated = task is None or (running and chunk.seq < task.emitted)
-        if chunk.handles and not self._take(worker, chunk, task, repeated=repeated):
+        fresh = task is not None and running and chunk.seq == task.emitted
+        if chunk.handles and not self._take(worker, chunk, task, repeated=not fresh):
+            if task is not None and task.state is TaskState.CANCELLING and chunk.last:
+                self._done(task, worker)
             return
         if task is None:
             return
-        if running and chunk.seq == task.emitted:
+        if fresh:
             self.flow.keep(task, chunk)
             if task.stage.scheduler.testing:
                 task.stage.scheduler.dispatch(self._assign)
@@ -312,6 +314,8 @@ class Tasks:
     def checkpoint(self, worker: Worker, m: Checkpoint) -> None:
         """The engine's own state, for the next attempt; the one before is let go."""
         task = self._running(worker, m)
+        if any(self._board.blocks.known(handle) for handle in m.chunk.handles):
+            return  # a worker that introduces itself again repeats it
         if m.chunk.handles and not self._take(worker, m.chunk, task, repeated=False):
             return
         if task is None:
