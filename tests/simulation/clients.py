@@ -192,7 +192,8 @@ class Client(Producer):
         try:
             self.views.open(chunk)
         except Gone:
-            assert self.suspected is not None, "an output's block is gone while its client lives"
+            unwanted = self.suspected is not None or stream.call.forgotten
+            assert unwanted, "an output's block is gone while its client lives"
             self.world.dropped(stream)
             self.close(tag, Abort(tag))
             return

@@ -351,7 +351,7 @@ class Life:
     def let_time_pass(self) -> bool:
         """In peace, when nothing moves: the clock does. False: it has done so in vain for long."""
         core = self.world.broker.core
-        holds = any(worker.tasks for worker in core.workers.values())
+        holds = any(worker.tasks or worker.strays for worker in core.workers.values())
         strangers = any(not self.world.broker.knows(p.peer) for p in (*self.of(Guardian), *self.of(Client)))
         waits = bool(core.board.requests or core.awaited or core.board.blocks.in_limbo or holds or strangers)
         if len(core.requests.letters) and not any(call.open for call in self.world.calls.values()):

@@ -101,6 +101,7 @@ class Broker:
     def die(self) -> None:
         """SIGKILL: what was under way in either direction is lost from some point on."""
         world = self.world
+        self.check_trust()
         self.up = False
         self._connected.clear()
         for peer in world.up.busy():
@@ -108,6 +109,10 @@ class Broker:
             world.up.lose_oldest(peer, kept)
         for peer in world.down.busy():
             world.down.lose_newest(peer, world.kept(world.down[peer]))
+
+    def check_trust(self) -> None:
+        """Nobody here sends handles of what is not his."""
+        assert not self.core.board.refused["bad_handle"], "an honest peer's handle was refused"
 
     def knows(self, peer: Peer) -> bool:
         """Whether the peer is not given up, as far as it may know."""

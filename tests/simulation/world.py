@@ -185,6 +185,7 @@ class World:
         """Every request has ended, and nothing of it is left anywhere."""
         for call in self.calls.values():
             assert not call.open, f"{call.name} (request {call.number}) never ended"
+        self.broker.check_trust()
         core = self.broker.core
         board = core.board
         assert not board.requests, f"requests are left: {list(board.requests)}"
