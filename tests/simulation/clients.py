@@ -194,6 +194,7 @@ class Client(Producer):
         except Gone:
             unwanted = self.suspected is not None or stream.call.forgotten
             assert unwanted, "an output's block is gone while its client lives"
+            self.release(blocks)
             self.world.dropped(stream)
             self.close(tag, Abort(tag))
             return
