@@ -1,7 +1,8 @@
 """The state machine: who is there, what they say, and what follows from it.
 
 ``handle(event)`` is the only way in. This file has the peers (guardians, workers, clients) and their
-lifetimes; :mod:`broker.core.requests` has the requests, :mod:`broker.core.tasks` their tasks.
+lifetimes, :mod:`broker.core.clients` what clients want; :mod:`broker.core.requests` has the requests,
+:mod:`broker.core.tasks` their tasks.
 
 A core that was restored from a journal (:mod:`broker.core.restore`) awaits the engines and clients of its
 predecessor: it asks them who they are until each has introduced itself or is known to be gone.
@@ -17,19 +18,19 @@ from typing import Any
 
 import msgspec
 
-from broker.core import admission, report
+from broker.core import admission
 from broker.core.board import Board
+from broker.core.clients import ClientDesk
 from broker.core.events import Event, Gone, Instruction, Lost, Note, Received, SweepRun, Tick
+from broker.core.find import find_stage, version_mismatch
 from broker.core.introductions import Introductions
 from broker.core.lifecycle import TaskState
 from broker.core.records import Batch, ClientMet, GuardianMet, Log, WorkerMet
 from broker.core.requests import Requests
 from broker.core.requests import Settings as RequestSettings
-from broker.core.state import Client, Guardian, Request, StageState, Worker
+from broker.core.state import Client, Guardian, Worker
 from broker.protocol import (
     VERSION,
-    Abort,
-    Attach,
     Beat,
     Busy,
     Bye,
@@ -41,21 +42,15 @@ from broker.protocol import (
     Emit,
     Failed,
     Finish,
-    Forget,
     Hello,
-    Inspect,
     Kill,
-    Letters,
     Message,
     Peer,
     Ready,
     Reject,
     Release,
-    Report,
     Resync,
     Seen,
-    Submit,
-    Taken,
     Took,
     Welcome,
     Who,
@@ -120,7 +115,7 @@ class Core:
         self._sweep_due = False
         self._swept = 0.0
         self._out = self.board.out
-        tasks, requests = self.tasks, self.requests
+        tasks = self.tasks
         self._handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {
             Emit: self._result(tasks.emit),
             Finish: self._result(tasks.finish),
@@ -129,13 +124,7 @@ class Core:
             Took: self._on_took,
             Release: self._on_release,
             Resync: self._on_resync,
-            Submit: self._from_client(requests.submit),
-            Attach: self._from_client(requests.attach),
-            Taken: self._on_taken,
-            Abort: self._on_abort,
-            Forget: self._on_forget,
-            Inspect: self._on_inspect,
-            Letters: self._on_letters,
+            **ClientDesk(self).handlers,
             Beat: self._on_beat,
             Hello: self._on_hello,
             Ready: self._on_ready,
@@ -179,7 +168,7 @@ class Core:
     def _note(self, text: str, level: int = logging.INFO) -> None:
         self._out.append(Note(level, text))
 
-    def _stranger(self, peer: Peer, message: Message) -> None:
+    def stranger(self, peer: Peer, message: Message) -> None:
         """A peer that is not (or no longer) known speaks: it learns so, and its message has no effect."""
         self.board.refused[f"stranger:{type(message).__name__}"] += 1
         self._sweep_due = True  # nobody frees what it has written
@@ -197,7 +186,7 @@ class Core:
     # --- guardians and workers
 
     def _on_hello(self, now: float, peer: Peer, m: Hello) -> None:
-        stage = self._find_stage(m)
+        stage = find_stage(m, self.board.pipelines)
         if isinstance(stage, str):
             self._send(peer, Reject(stage))
             return
@@ -215,27 +204,13 @@ class Core:
         """Whether this can be one producer's arena: a shorter prefix would claim other producers' blocks."""
         return not arena or re.fullmatch(rf"omni-{self.run}-[0-9a-f]{{8,32}}-", arena) is not None
 
-    def _find_stage(self, m: Hello) -> StageState | str:
-        if m.version != VERSION:
-            return _version_mismatch("worker", m.version)
-        pipelines = self.board.pipelines
-        if not m.pipeline and len(pipelines) > 1:
-            return f"name a pipeline with --pipeline; this broker serves: {', '.join(pipelines)}"
-        pipeline = pipelines.get(m.pipeline) if m.pipeline else next(iter(pipelines.values()))
-        if pipeline is None:
-            return f"no pipeline {m.pipeline!r}; this broker serves: {', '.join(pipelines)}"
-        for stage in pipeline.stages:
-            if stage.name == m.stage:
-                return stage
-        return f"{pipeline.name} has no stage {m.stage!r}; it has: {', '.join(pipeline.router.order)}"
-
     def _on_ready(self, now: float, peer: Peer, m: Ready) -> None:
         guardian = self.guardians.get(m.guardian)
         if peer not in self.workers and (m.leases or m.sent):  # a broker before us had given it up
             self._send(peer, Who(self.boot, gone=True))
             return
         if m.version != VERSION or guardian is None or peer in self._given_up:
-            self._stranger(peer, m)
+            self.stranger(peer, m)
             return
         if not self._may_own(m.arena):
             self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
@@ -265,7 +240,7 @@ class Core:
     def _on_beat(self, now: float, peer: Peer, m: Beat) -> None:
         known = self.guardians.get(peer) or self.clients.get(peer)
         if known is None:
-            self._stranger(peer, m)
+            self.stranger(peer, m)
             return
         known.seen = now
         if isinstance(known, Guardian):
@@ -280,7 +255,7 @@ class Core:
         guardian = self.guardians.get(peer)
         if guardian is None:
             self._given_up[m.worker] = None  # its Ready may still come, after its guardian's next Hello
-            self._stranger(peer, m)
+            self.stranger(peer, m)
             return
         guardian.seen, guardian.ghost = now, False
         worker = guardian.workers.get(m.worker)
@@ -316,7 +291,7 @@ class Core:
         def handle(now: float, peer: Peer, m: Message) -> None:
             worker = self.workers.get(peer)
             if worker is None:
-                self._stranger(peer, m)
+                self.stranger(peer, m)
             elif not worker.broken:
                 worker.results += 1
                 act(worker, m)
@@ -368,7 +343,7 @@ class Core:
 
     def _on_connect(self, now: float, peer: Peer, m: Connect) -> None:
         if m.version != VERSION:
-            self._send(peer, Reject(_version_mismatch("client", m.version)))
+            self._send(peer, Reject(version_mismatch("client", m.version)))
             return
         if not self._may_own(m.arena):
             self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
@@ -388,51 +363,6 @@ class Core:
         for pipeline in self.board.pipelines.values():
             if pipeline.busy and client.kind == "gateway":
                 self._send(peer, Busy(pipeline.name, admission.retry_after(pipeline)))
-
-    def _from_client(self, act: Callable[[Client, Any], None]) -> Callable[[float, Peer, Any], None]:
-        """A handler for messages that only a known client may send."""
-
-        def handle(now: float, peer: Peer, m: Message) -> None:
-            client = self.clients.get(peer)
-            if client is None:
-                self._stranger(peer, m)
-            else:
-                act(client, m)
-
-        return handle
-
-    def _request_of(self, peer: Peer, tag: int) -> Request | None:
-        client = self.clients.get(peer)
-        return client.requests.get(tag) if client is not None else None
-
-    def _on_abort(self, now: float, peer: Peer, m: Abort) -> None:
-        if (request := self._request_of(peer, m.tag)) is not None:
-            self.requests.abort(request, leave=m.leave)
-
-    def _on_forget(self, now: float, peer: Peer, m: Forget) -> None:
-        if (request := self._request_of(peer, m.tag)) is not None:
-            self.requests.delivered(request)
-
-    def _on_taken(self, now: float, peer: Peer, m: Taken) -> None:
-        if (request := self._request_of(peer, m.tag)) is not None:
-            self.tasks.flow.taken(request, m.output, m.chunks)
-
-    def _on_inspect(self, now: float, peer: Peer, m: Inspect) -> None:
-        if peer not in self.clients:
-            self._stranger(peer, m)
-        elif m.what == "request":
-            self._report(peer, m.tag, report.of_request(self, m.name))
-        else:
-            self._report(peer, m.tag, report.make(self, m.what, now))
-
-    def _on_letters(self, now: float, peer: Peer, m: Letters) -> None:
-        if peer not in self.clients:
-            self._stranger(peer, m)
-        else:
-            self._report(peer, m.tag, self.requests.letters.answer(m.act, m.name))
-
-    def _report(self, peer: Peer, tag: int, body: dict[str, Any]) -> None:
-        self._send(peer, Report(tag, msgspec.Raw(msgspec.msgpack.encode(body))))
 
     def _client_gone(self, client: Client, *, on_purpose: bool = False) -> None:
         del self.clients[client.peer]
@@ -481,10 +411,7 @@ class Core:
         for guardian in [g for g in self.guardians.values() if g.seen < silence]:
             self._guardian_gone(now, guardian, f"its guardian was silent for {self.settings.liveness_s:g} s")
         for client in [c for c in self.clients.values() if c.seen < silence]:
-            self._note(
-                f"{client.kind} was silent for {self.settings.liveness_s:g} s; its requests end",
-                logging.WARNING,
-            )
+            self._note(f"{client.kind} was silent for {self.settings.liveness_s:g} s", logging.WARNING)
             self._client_gone(client)
         for peer in (*self.guardians, *self.clients):
             self._send(peer, Beat())  # tells them that the broker lives, and the shell whether they do
@@ -519,7 +446,3 @@ class Core:
             if late:
                 task.timed_out = True
                 self._send(worker.guardian.peer, Kill(worker.peer, cause))
-
-
-def _version_mismatch(who: str, version: int) -> str:
-    return f"this broker speaks protocol version {VERSION}, the {who} {version}; install the same release"
