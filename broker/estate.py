@@ -67,6 +67,7 @@ class Estate:
             self._journal.begin(Meta(run=self.run, boot=boot, ahead=ahead(), host=host))
             if saved is not None:  # what else is in memory and on disk goes when its peers have reported
                 self._restore(saved, same_boot=saved.meta.host == host)
+
     def _restore(self, saved: Saved, *, same_boot: bool) -> None:
         """Goes on where the broker before us was. After a reboot nobody who knew it is left."""
         now = time.monotonic()
