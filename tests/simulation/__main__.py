@@ -20,7 +20,7 @@ MOST_FAILURES = 20
 
 def simulate(first: int, count: int, steps: int, jobs: int) -> int:
     """Runs the seeds and says how it goes. Returns how many failed."""
-    began = time.monotonic()
+    began = told = time.monotonic()
     ends: Counter[str] = Counter()
     worlds = failed = 0
     for result in run_all(first, count, steps=steps, jobs=jobs):
@@ -30,9 +30,12 @@ def simulate(first: int, count: int, steps: int, jobs: int) -> int:
             failed += 1
             option = f" --steps {steps}" if steps != STEPS else ""
             print(f"\rseed {seed}: {error}\n  scripts/simulate --replay {seed}{option}", flush=True)
-        seconds = time.monotonic() - began
-        if sys.stderr.isatty():
-            print(f"\r{worlds} of {count} seeds, {failed} failed, {seconds:.0f} s", end="", file=sys.stderr)
+        now = time.monotonic()
+        if now - told > (0.2 if sys.stderr.isatty() else 60.0):
+            told = now
+            end = "" if sys.stderr.isatty() else "\n"
+            line = f"\r{worlds} of {count} seeds, {failed} failed, {now - began:.0f} s"
+            print(line, end=end, file=sys.stderr, flush=True)
         if failed >= MOST_FAILURES:
             break
     seconds = time.monotonic() - began
