@@ -268,6 +268,8 @@ class Client(Producer):
         if stream is None or stream.ended:
             return
         del self.streams[m.tag]
+        for _, chunk in stream.waiting:
+            self.release([handle.block for handle in chunk.handles])
         if stream.call.stream is stream:
             stream.call.stream = None
             stream.call.refused(m.error)
