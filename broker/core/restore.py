@@ -151,6 +151,7 @@ class _Replay:
             self.unknown.add(number)
             return
         request = admission.build(number, submit, pipeline, route, record.accepted + self.shift)
+        request.files = True  # of what was written nobody may have told us
         for chunks in submit.given.values():
             for chunk in chunks:
                 self._adopt(chunk)
@@ -181,7 +182,6 @@ class _Replay:
 
     def _leased(self, task: Task, record: Leased) -> None:
         self._off(task)
-        task.request.files = True  # what its worker wrote last may never have been told
         task.attempt = record.attempt
         worker = self.core.workers.get(record.worker)
         if worker is None:
