@@ -111,5 +111,6 @@ async def test_a_state_on_disk_survives_the_machine_and_older_ones_make_room(
             async for _, payload in stream:
                 given.append(kept(payload))
                 del payload
+            stream.abort()  # a stored answer is kept for others, unless it is told to go
     assert_undisturbed(given)
     await asyncio.to_thread(home.until, lambda: not list(home.state_dir.glob("**/on-disk-please/*")))
