@@ -204,6 +204,7 @@ class Resync(Message):
 
     holds: list[BlockId]
     lent: list[BlockId]
+    boot: int = 0  #: of the broker that it is for: to a later one it says too little
 
 
 # --- broker -> guardian and engine

@@ -78,7 +78,7 @@ class Session:
 
     def resync(self) -> Resync:
         """The end of an introduction."""
-        return Resync(list(self._holds.elements()), list(self._lent))
+        return Resync(list(self._holds.elements()), list(self._lent), self.boot)
 
     def begin_anew(self) -> None:
         """The broker has given us up: nothing we hold is ours to use, nothing we lent will be freed."""

@@ -30,7 +30,15 @@ PARTS = frozenset({Emit, Finish, Failed, Checkpoint, Took, Submit, Attach, Taken
 
 
 class Introductions(dict[Peer, list[Message] | None]):
-    """Whose Resync is still to come -> what it has said of its introduction; None: not even the beginning."""
+    """Whose Resync is still to come -> what it has said of its introduction; None: not even the beginning.
+
+    Args:
+        boot: Ours. An introduction to a broker before us lacks what was still under way from that one.
+    """
+
+    def __init__(self, boot: int) -> None:
+        super().__init__()
+        self._boot = boot
 
     def admit(self, peer: Peer, message: Message) -> list[Message]:
         """What is to be handled, now that an awaited peer has said this: the Resync before the rest."""
@@ -46,7 +54,10 @@ class Introductions(dict[Peer, list[Message] | None]):
         said = self[peer]
         if said is None:
             return []  # it was on its way to a broker before us, and comes again
-        if kind is Resync:
+        if type(message) is Resync:
+            if message.boot != self._boot:
+                self[peer] = None
+                return []
             del self[peer]
             return [message, *said]
         said.append(message)

@@ -110,7 +110,7 @@ class Core:
         self.guardians: dict[Peer, Guardian] = {}
         self.workers: dict[Peer, Worker] = {}
         self.clients = self.board.clients
-        self.awaited = Introductions()  #: whose Resync is still to come
+        self.awaited = Introductions(boot)  #: whose Resync is still to come
         self._given_up: OrderedDict[Peer, None] = OrderedDict()
         self._sweep_due = False
         self._swept = 0.0
