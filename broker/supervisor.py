@@ -335,4 +335,7 @@ def supervise(settings: Settings) -> int:
         for folder in filter(None, (settings.run_dir, settings.state_dir)):
             held.enter_context(_hold(folder))
         asyncio.run(Supervisor(settings).run())
+    if settings.state_dir is not None and not os.environ.get("OMNI_STATE_DIR"):
+        with suppress(OSError):  # it holds something for the next start
+            settings.state_dir.rmdir()
     return 0
