@@ -36,6 +36,11 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
     shape: tuple[int, ...]
     copy: str = ""  #: file of the disk store with the same bytes, for when the block itself is gone
 
+    @property
+    def file(self) -> str:
+        """The file of the disk store that holds the bytes, or a copy of them; "": none."""
+        return self.copy or (self.block.place if self.transport == "disk" else "")
+
 
 class Chunk(msgspec.Struct, array_like=True):
     """One numbered piece of a task's output.
@@ -48,6 +53,11 @@ class Chunk(msgspec.Struct, array_like=True):
     last: bool
     body: msgspec.Raw
     handles: list[Handle] = []
+
+
+def size_of(chunk: Chunk) -> int:
+    """Bytes of a chunk, its tensors included: what flow control counts."""
+    return len(chunk.body) + sum([handle.nbytes for handle in chunk.handles])
 
 
 class AdapterError(Exception):

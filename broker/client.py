@@ -288,8 +288,7 @@ class Client:
 
     def release(self, chunk: Chunk) -> None:
         """A chunk that nobody will unpack."""
-        for handle in chunk.handles:
-            self._connection.released(handle.block)
+        self._connection.release(chunk)
 
     def post(self, message: Message) -> None:
         """Something about a request for the broker."""

@@ -34,13 +34,10 @@ class Estate:
         pipelines: What is served.
         state: The state folder, made already; None: no journal and no disk store, nothing outlives us.
         sync_s: See :class:`broker.journal.Journal`.
-        journal: False: a disk store, but no journal.
     """
 
-    def __init__(
-        self, pipelines: list[Pipeline], state: Path | None, sync_s: float = 1.0, *, journal: bool = True
-    ) -> None:
-        self._journal = Journal(state / "journal.db", sync_s) if state is not None and journal else None
+    def __init__(self, pipelines: list[Pipeline], state: Path | None, sync_s: float = 1.0) -> None:
+        self._journal = Journal(state / "journal.db", sync_s) if state is not None else None
         self._store = DiskStore(state / "chunks") if state is not None else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="estate")
         saved = self._journal.take_saved() if self._journal is not None else None
@@ -84,10 +81,9 @@ class Estate:
             log.info(text, len(requests), len(peers), len(self.gone))
 
     def _is_lost(self, handle: Handle) -> bool:
-        place = handle.copy if handle.transport == "shm" else handle.block.place
         if handle.transport == "shm" and (shm_dir() / handle.block.place).exists():
             return False
-        return self._store is None or not place or not (self._store.folder / place).exists()
+        return self._store is None or not handle.file or not (self._store.folder / handle.file).exists()
 
     # --- while it runs
 

@@ -19,11 +19,6 @@ Attempt = tuple[int, int, int]  #: (request, stage, attempt)
 DEAF = 50  #: a broker that has asked so often since our introduction has not heard it
 
 
-def size_of(chunk: Chunk) -> int:
-    """Bytes of a chunk, its tensors included: what flow control counts."""
-    return len(chunk.body) + sum([handle.nbytes for handle in chunk.handles])
-
-
 class Session:
     """A peer's side of its acquaintance with the broker: which boot it has met, whose memory lies where."""
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from adapters.chunk import Chunk, Payload
+from adapters.handle import size_of
 from broker.protocol import Abort, Attach, Error, Forget, Submit, Taken, Timing
-from broker.session import size_of
 from pipelines.graph import Limits
 
 if TYPE_CHECKING:

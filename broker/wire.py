@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from adapters.handle import BlockId
+from adapters.handle import BlockId, Chunk
 from broker.protocol import Message, Peer, Release, encode
 
 READ_LIMIT = 256  #: frames per wake-up, so that timers and the other socket get their turn
@@ -163,6 +163,11 @@ class Connection:
         self._released.append(block)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._post_released)
+
+    def release(self, chunk: Chunk) -> None:
+        """A chunk that nobody here will unpack: its blocks go back. From any thread."""
+        for handle in chunk.handles:
+            self.released(handle.block)
 
     def _post_released(self) -> None:
         if self._released:

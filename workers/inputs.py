@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from functools import cache, partial
 
 from adapters.chunk import Chunk, Payload, unpack
-from adapters.handle import AdapterError, BlockId, Transport
+from adapters.handle import AdapterError, BlockId, Transport, size_of
 from adapters.window import windows
 from broker.protocol import EdgeInput
-from broker.session import size_of
 from pipelines.graph import Edge, Pipeline
 from workers.engine import Stream
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from adapters.handle import Chunk
+from adapters.handle import Chunk, size_of
 from broker.protocol import Assign, Emit
-from broker.session import size_of
 from workers.engine import Job
 from workers.inputs import Inputs
 

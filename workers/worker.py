@@ -203,7 +203,8 @@ class WorkerProcess:
             return
         running = self._find(message)
         if running is None or running.inputs is None:
-            self._release_unused(message)
+            for chunk in message.input.chunks:  # the job has ended before this came
+                self.connection.release(chunk)
         else:
             running.inputs.feed(message.input)
 
@@ -212,9 +213,7 @@ class WorkerProcess:
         if running is None or running.cancelled or running.task is None:
             return
         running.cancelled = True
-        if (
-            running.job is not None
-        ):  # a task that is cancelled before its first step runs none of its clean-up
+        if running.job is not None:  # before its first step a task would run none of its clean-up
             running.job.cancelled = True
             running.task.cancel()
 
@@ -225,12 +224,6 @@ class WorkerProcess:
 
     def _find(self, message: Input | Cancel | Grant) -> Running | None:
         return self.running.get((message.request, message.stage, message.attempt))
-
-    def _release_unused(self, message: Input) -> None:
-        """The job has ended before this came: nobody will look at it."""
-        for chunk in message.input.chunks:
-            for handle in chunk.handles:
-                self.connection.released(handle.block)
 
     async def _run(self, running: Running) -> None:
         """One attempt, from its inputs to its last message; nothing escapes but the process's own end."""

@@ -39,7 +39,7 @@ def route(m: Submit, pipelines: dict[str, PipelineState]) -> tuple[PipelineState
 
 def check_room(m: Submit, pipeline: PipelineState, route: Route, blocks: Blocks, most_bytes: int) -> None:
     """Raises Overloaded when the request would find no place, or could not end by its deadline."""
-    given = sum(handle.nbytes for chunks in m.given.values() for chunk in chunks for handle in chunk.handles)
+    given = sum(handle.nbytes for handle in given_handles(m))
     if given > most_bytes:  # what a handle claims is not looked at before somebody maps it
         raise BadRequest(f"{given >> 20} MiB of tensors; at most {most_bytes >> 20}", "given", status=413)
     if full(pipeline):
@@ -80,6 +80,11 @@ def build(number: int, m: Submit, pipeline: PipelineState, route: Route, now: fl
         request.tasks[stage] = Task(request, pipeline.stages[stage], feeds)
     request.open = len(request.tasks)
     return request
+
+
+def given_handles(m: Submit) -> list[Handle]:
+    """All tensors that a submission brings along, but the small ones in its chunks' bodies."""
+    return [handle for chunks in m.given.values() for chunk in chunks for handle in chunk.handles]
 
 
 def owns(arena: str, name: str, handles: list[Handle]) -> bool:

@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from adapters.handle import Chunk
 from pipelines.graph import Limits
 
 UNLIMITED = (1 << 60, 1 << 60)
 
 #: (chunks by their seq, bytes of this attempt), as in :class:`broker.protocol.Grant`
 Granted = tuple[int, int]
-
-
-def size_of(chunk: Chunk) -> int:
-    """Bytes of a chunk, its tensors included."""
-    return len(chunk.body) + sum([handle.nbytes for handle in chunk.handles])
 
 
 class Gauge:

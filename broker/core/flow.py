@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from adapters.handle import Chunk
+from adapters.handle import Chunk, size_of
 from broker.core import ahead
 from broker.core.ahead import Gauge
 from broker.core.board import Board
@@ -55,11 +55,11 @@ class Flow:
         for output in route.outputs.get(number, ()):
             self._output(request, output, chunk)
         if chunk.handles:
-            request.files = request.files or any(h.copy or h.transport == "disk" for h in chunk.handles)
+            request.note_files(chunk.handles)
             board.blocks.sweep(chunk.handles, board.out)
 
     def _measure(self, task: Task, chunk: Chunk) -> None:
-        size = ahead.size_of(chunk)
+        size = size_of(chunk)
         task.nbytes += size
         for gauge in task.gauges or self._make_gauges(task):
             if gauge.open:
@@ -137,7 +137,7 @@ class Flow:
         for output, chunk in request.outputs:
             if chunk.seq >= received.get(output, 0):
                 if (gauge := request.gauges.get(output)) is not None:  # type: ignore[assignment]
-                    gauge.add(ahead.size_of(chunk))
+                    gauge.add(size_of(chunk))
                 self._send_output(request, output, chunk)
         for task in request.tasks.values():
             self.regrant(task)  # what it has received it has taken, and need not say so
@@ -151,7 +151,6 @@ class Flow:
 
     def end_of(self, task: Task) -> None:
         """A task is done: its consumers learn that nothing more will come."""
-        self._limited.pop(task, None)
         request = task.request
         for slot in request.route.consumers[task.stage.number]:
             consumer = request.tasks[slot.stage]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from adapters.handle import Chunk
+from broker.core.admission import given_handles
 from broker.core.board import Board
 from broker.core.state import Request
 
@@ -80,8 +81,7 @@ class DeadLetters:
 
 def _held(letter: Request) -> int:
     """Bytes of tensors that a dead letter keeps."""
-    given = [c for chunks in letter.submit.given.values() for c in chunks]
-    return sum(handle.nbytes for chunk in given for handle in chunk.handles)
+    return sum(handle.nbytes for handle in given_handles(letter.submit))
 
 
 def _contents(letter: Request) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from broker.core.letters import DeadLetters
 from broker.core.records import Closed, Joined, Opened
 from broker.core.routes import BadRequest
 from broker.core.state import Client, PipelineState, Request
+from broker.core.stats import SMOOTH
 from broker.core.tasks import Tasks
 from broker.protocol import (
     Accepted,
@@ -68,10 +69,10 @@ class Requests:
                 self._give_back(client, m)
                 return
             pipeline, route = admission.route(m, board.pipelines)
-            admission.check_room(m, pipeline, route, board.blocks, self.settings.block_bytes)
+            admission.check_room(m, pipeline, route, board.blocks, board.most_bytes)
             if any(m.received.values()):
                 raise BadRequest("the request is not known any more", "name", status=404)
-            handles = [h for chunks in m.given.values() for chunk in chunks for h in chunk.handles]
+            handles = admission.given_handles(m)
             if not owns(client.arena, m.name, handles) or not board.blocks.add(client.peer, handles):
                 raise BadRequest(BAD_HANDLE, "given")
         except BadRequest as error:
@@ -91,11 +92,14 @@ class Requests:
 
     def _give_back(self, client: Client, m: Submit) -> None:
         """What a submission brought that nobody uses: it was refused, or its request has its own."""
-        handles = [h for chunks in m.given.values() for chunk in chunks for h in chunk.handles]
+        handles = admission.given_handles(m)
         blocks = [handle.block for handle in handles if owns(client.arena, m.name, [handle])]
         self._board.blocks.audit(client.peer, blocks, self._board.out)
-        files = any(handle.copy or handle.transport == "disk" for handle in handles)
-        if files and m.name not in self._board.names and admission.is_name(m.name):
+        if (
+            any(handle.file for handle in handles)
+            and m.name not in self._board.names
+            and admission.is_name(m.name)
+        ):
             self._board.out.append(Discard(m.name))
 
     def open(self, request: Request, seed: int) -> None:
@@ -116,9 +120,7 @@ class Requests:
             for chunk in chunks:
                 if request.name and chunk.handles:
                     board.blocks.retain(chunk.handles)  # for the dead letters
-                    request.files = request.files or any(
-                        h.copy or h.transport == "disk" for h in chunk.handles
-                    )
+                    request.note_files(chunk.handles)
                 board.blocks.sweep(chunk.handles, board.out)
         for number in request.route.stages:
             self.tasks.queue_if_ready(request.tasks[number])
@@ -141,11 +143,11 @@ class Requests:
             if request.listener is not None and request.ended is None:
                 taken = Error("taken_over", "another client continues this request", 409)
                 board.send(request.listener.peer, Ended(request.tag, "cancelled", taken, []))
-            self._part(request)
+            self.part(request)
         self._join(request, client, tag)
         board.send(client.peer, Accepted(tag, request.number))
         if request.letter:
-            self._part(request, tell=True)
+            self.part(request, tell=True)
             return
         if self._lacks(request, received):
             message = "the broker was restarted, and this pipeline keeps nothing (checkpoint: none)"
@@ -209,13 +211,13 @@ class Requests:
             self.cancel(request)  # what it gives now would be lost
             return
         if request.client is not None:
-            self._part(request)
+            self.part(request)
             self._board.log.add(request.number, Joined(b"", 0))
         request.left = self._board.now
         self._left[request.number] = request
         self.tasks.flow.nobody_waits(request)
 
-    def _part(self, request: Request, *, tell: bool = False) -> None:
+    def part(self, request: Request, *, tell: bool = False) -> None:
         """Client and request know each other no more; with ``tell`` the client hears of its end."""
         client = request.client
         if client is not None:
@@ -253,7 +255,7 @@ class Requests:
             self._letter(request)
         board.log.add(request.number, Closed(status, error, timings, board.now, letter))
         if letter:
-            self._part(request, tell=True)
+            self.part(request, tell=True)
             return
         if request.listener is not None:
             self._send_end(request)
@@ -273,7 +275,7 @@ class Requests:
         board = self._board
         board.ended[pipeline.name, status] += 1
         pipeline.unfinished -= 1
-        pipeline.pace += (min(board.now - pipeline.last_end, 60.0) - pipeline.pace) * 0.1
+        pipeline.pace += (min(board.now - pipeline.last_end, 60.0) - pipeline.pace) * SMOOTH
         pipeline.last_end = board.now
         most = pipeline.spec.limits.max_requests
         if pipeline.busy and pipeline.unfinished <= most - max(1, most // 16):
@@ -283,7 +285,7 @@ class Requests:
     def forget(self, request: Request) -> None:
         """Nothing of it is needed any more."""
         board = self._board
-        self._part(request)
+        self.part(request)
         board.requests.pop(request.number, None)
         if board.names.get(request.name) is request:
             del board.names[request.name]
@@ -291,9 +293,7 @@ class Requests:
         self.letters.remove(request)
         self._drop_outputs(request)
         if request.name:
-            for chunks in request.submit.given.values():
-                for chunk in chunks:
-                    board.blocks.drop(chunk.handles, board.out)
+            board.blocks.drop(admission.given_handles(request.submit), board.out)
             if (request.files or request.pipeline.durable) and request.name not in board.names:
                 board.out.append(Discard(request.name))
         board.log.drop(request.number)

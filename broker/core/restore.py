@@ -159,9 +159,7 @@ class _Replay:
         self.core.requests.open(request, record.seed)
 
     def _join(self, request: Request, peer: Peer, tag: int) -> None:
-        if request.client is not None:
-            request.client.requests.pop(request.tag, None)
-            request.client.unclaimed.discard(request.tag)
+        self.core.requests.part(request)
         client = request.client = self.core.clients.get(peer)
         request.tag = tag
         for gauge in request.gauges.values():

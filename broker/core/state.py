@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from adapters.handle import Chunk
+from adapters.handle import Chunk, Handle
 from broker.core.ahead import UNLIMITED, Gauge, Granted, first_grant
 from broker.core.lifecycle import TaskState
 from broker.core.routes import Inlet, Route, Router
@@ -139,6 +139,10 @@ class Request:
     def name(self) -> str:
         """What the client calls it; "" if it can't be continued."""
         return self.submit.name
+
+    def note_files(self, handles: list[Handle]) -> None:
+        """Tensors of it have come; those in the disk store have to go when it is forgotten."""
+        self.files = self.files or any(handle.file for handle in handles)
 
     @property
     def listener(self) -> Client | None:

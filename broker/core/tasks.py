@@ -330,8 +330,7 @@ class Tasks:
         board = self._board
         board.log.add(task.request.number, Marked(task.stage.number, chunk))
         board.blocks.retain(chunk.handles)
-        request = task.request
-        request.files = request.files or any(h.copy or h.transport == "disk" for h in chunk.handles)
+        task.request.note_files(chunk.handles)
         if task.checkpoint is not None:
             board.blocks.drop(task.checkpoint.handles, board.out)
         task.checkpoint = chunk
@@ -438,9 +437,8 @@ class Tasks:
 def _folder(chunk: Chunk) -> str:
     """The folder of the disk store that a chunk's tensors are in, or have their copies in."""
     for handle in chunk.handles:
-        place = handle.copy or (handle.block.place if handle.transport == "disk" else "")
-        if place:
-            return place.partition("/")[0]
+        if handle.file:
+            return handle.file.partition("/")[0]
     return ""
 
 

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING
 
-from adapters.handle import Chunk
+from adapters.handle import Chunk, size_of
 from broker.protocol import (
     VERSION,
     Abort,
@@ -28,7 +28,7 @@ from broker.protocol import (
     Taken,
     Who,
 )
-from broker.session import Session, size_of
+from broker.session import Session
 from tests.simulation.calls import Call
 from tests.simulation.graphs import pick
 from tests.simulation.memory import Gone

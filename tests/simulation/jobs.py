@@ -6,9 +6,8 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING
 
-from adapters.handle import BlockId, Chunk
+from adapters.handle import BlockId, Chunk, size_of
 from broker.protocol import Assign, Checkpoint, EdgeInput, Emit, Error, Failed, Finish, Took
-from broker.session import size_of
 from tests.simulation.graphs import content, pick, state
 from tests.simulation.memory import Gone
 from tests.simulation.peers import value_of

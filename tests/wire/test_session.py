@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.handle import BlockId, Handle
+from adapters.handle import BlockId, Handle, size_of
 from broker.protocol import Assign, Checkpoint, EdgeInput, Emit, Failed, Finish, Input, Resume, Who
-from broker.session import DEAF, EngineSession, Session, size_of
+from broker.session import DEAF, EngineSession, Session
 from tests.core.driver import chunk, handle
 
 OURS, THEIRS = b"w1", b"w2"
