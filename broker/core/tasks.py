@@ -309,6 +309,8 @@ class Tasks:
         if task is None:
             board.blocks.sweep(chunk.handles, board.out)
             self._discard(name)
+        else:
+            task.request.note_files(chunk.handles)
         return True
 
     def checkpoint(self, worker: Worker, m: Checkpoint) -> None:
