@@ -44,6 +44,27 @@ class VllmOptions(Options, frozen=True):
     engine_args: dict[str, Any] = {}  #: any other argument of vLLM's AsyncEngineArgs, by its name
 
 
+class ArOptions(Options, frozen=True):
+    """Engine ``ar``: any transformers decoder, step by step. Names are vLLM's where vLLM has the setting."""
+
+    family: str = "workers.engines.ar.text:TextModel"  #: "package.module:Class" of the model file
+    family_options: dict[str, Any] = {}  #: the model file's own settings
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = (
+        "auto"  #: auto: float32 on a CPU, else the model's
+    )
+    max_model_len: Annotated[int, Meta(ge=16)] | None = None  #: rows of prompt and answer; None: the model's
+    max_num_batched_tokens: Annotated[int, Meta(ge=16)] = (
+        2048  #: rows of one step; longer prompts take several
+    )
+    kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0  #: size of the key-value memory, allocated once
+    block_size: Annotated[int, Meta(ge=1, le=1024)] = 64  #: rows of one block of it
+    enforce_eager: bool = False  #: on a GPU: no graph capture of steps that read no prompt
+    hidden_layers: list[Annotated[int, Meta(ge=0)]] = []  #: handed on as transformers' ``hidden_states``
+    system_prompt: str | None = None  #: put before conversations that bring none of their own
+    #: Of an answer whose request names no limit. None: what fits into max_model_len
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+
+
 class VitsAcousticOptions(Options, frozen=True):
     """Engine ``vits-acoustic``: text to latent frames. None: what the voice itself was made with."""
 
@@ -92,6 +113,7 @@ class EngineInfo(NamedTuple):
 #: Every built-in engine by the name that a stage gives.
 ENGINES: dict[str, EngineInfo] = {
     "vllm": EngineInfo("workers.engines.vllm:VllmEngine", VllmOptions, model=True, gpu=True),
+    "ar": EngineInfo("workers.engines.ar.engine:ArEngine", ArOptions, model=True, gpu=True),
     "vits-acoustic": EngineInfo(
         "workers.engines.vits_acoustic:VitsAcousticEngine", VitsAcousticOptions, model=True
     ),
