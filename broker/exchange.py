@@ -207,7 +207,7 @@ def chat(
     _check_outputs(pipeline, outputs)
     payload: Payload = {"messages": _messages(prompt, len(audio))}
     if audio:
-        if not any(stage.when == AUDIO for stage in pipeline.stages.values()):
+        if AUDIO not in pipeline.takes():
             raise CannotDo(f"{pipeline.name} takes no audio")
         payload["audio"] = list(audio)
     ours: Params = {}
@@ -290,7 +290,7 @@ def _with_clips(content: Any, clips: int) -> list[dict[str, Any]]:
 
 def _speakers(pipeline: Pipeline) -> list[str]:
     """The stages that only speech needs."""
-    has = {stage.when for stage in pipeline.stages.values() if stage.when}
+    has = set(pipeline.takes())
     text = pipeline.needed([TEXT], set(), has) if TEXT in pipeline.outputs else []
     audio = pipeline.needed([AUDIO], set(), has) if AUDIO in pipeline.outputs else []
     return [stage for stage in audio if stage not in text]

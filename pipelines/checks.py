@@ -14,7 +14,7 @@ from pipelines.options import ENGINES, EngineInfo
 
 #: The endpoints of the gateway that a pipeline can serve.
 ENDPOINTS = ("chat", "speech", "transcriptions")
-#: The input modalities that a stage's ``when`` can name.
+#: The input modalities that a stage's ``when`` and a pipeline's ``inputs`` can name.
 MODALITIES = ("audio", "image", "video")
 
 _IN_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -39,6 +39,7 @@ def check(pipeline: Pipeline) -> None:
             raise PipelineError(
                 f"no stage {name!r}; {choices(name, pipeline.stages)}", key=f"outputs.{output}"
             )
+    _check_modalities(pipeline.inputs, "inputs")
     _check_cycle(pipeline)
     _check_connected(pipeline)
     for name, endpoint in pipeline.endpoints.items():
@@ -70,11 +71,16 @@ def _check_stage(stage: Stage, key: str) -> None:
             catalog.kind(stage.model)
         except ModelError as error:
             raise PipelineError(str(error), key=f"{key}.model") from None
-    if stage.when is not None and stage.when not in MODALITIES:
-        raise PipelineError(
-            f"{stage.when!r} is no input modality; {choices(stage.when, MODALITIES)}", key=f"{key}.when"
-        )
+    if stage.when == []:
+        raise PipelineError("an empty list; leave the key out to have it run always", key=f"{key}.when")
+    _check_modalities(stage.waits_for, f"{key}.when")
     _check_devices(stage, f"{key}.resources")
+
+
+def _check_modalities(names: list[str], key: str) -> None:
+    for name in names:
+        if name not in MODALITIES:
+            raise PipelineError(f"{name!r} is no input modality; {choices(name, MODALITIES)}", key=key)
 
 
 def _check_settings(stage: Stage, info: EngineInfo, key: str) -> None:

@@ -63,12 +63,18 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     engine: str  #: a built-in engine's name, or "package.module:Class"
     model: str | None = None  #: catalogue name, Hugging Face id or folder
-    when: str | None = None  #: run only for requests that carry this input modality ("audio", ...)
+    #: Run only for requests that carry this input modality ("audio", ...), or one of a list of them
+    when: str | list[str] | None = None
     batch: Batch = Batch()
     resources: Resources = Resources()
     retry: Retry = Retry()
     check_finite: bool = True  #: a payload with NaN or infinity fails the request here, by name
     options: dict[str, Any] = {}  #: the engine's own settings (see pipelines/options.py)
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The input modalities of which one must be there for the stage to run; []: it always runs."""
+        return [self.when] if isinstance(self.when, str) else self.when or []
 
 
 class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
@@ -106,6 +112,7 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: dict[str, Stage]
     edges: list[Edge]
     endpoints: dict[str, Endpoint] = {}
+    inputs: list[str] = []  #: what it takes besides text and besides what a stage's `when` names
     description: str = ""
     limits: Limits = Limits()
 
@@ -124,6 +131,11 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for name in free:
                 del waiting[name]
         return done
+
+    def takes(self) -> list[str]:
+        """What a request may carry besides text: what stages' ``when`` name, and :attr:`inputs`."""
+        named = [name for stage in self.stages.values() for name in stage.waits_for]
+        return list(dict.fromkeys([*named, *self.inputs]))
 
     def durable(self, producer: str) -> bool:
         """Whether what a stage (or "request") makes has to be on disk before anybody hears of it.
@@ -151,14 +163,16 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Args:
             outputs: Names of outputs, keys of :attr:`outputs`.
             given: Producers ("request", or a stage) whose output the caller supplies.
-            has: Input modalities the request carries; stages with another ``when`` are left out.
+            has: Input modalities the request carries; stages whose ``when`` names none of them are left out.
         """
         needed: set[str] = set()
         todo = [self.outputs[name] for name in outputs]
         while todo:
             name = todo.pop()
-            when = REQUEST if name == REQUEST else self.stages[name].when
-            if name in given or name in needed or name == REQUEST or (when and when not in has):
+            if name == REQUEST or name in given or name in needed:
+                continue
+            waits_for = self.stages[name].waits_for
+            if waits_for and has.isdisjoint(waits_for):
                 continue
             needed.add(name)
             todo += [e.from_ for _, e in self.into(name)]

@@ -78,7 +78,7 @@ class Router:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.order = pipeline.order()
-        self._modalities = {s.when for s in pipeline.stages.values() if s.when}
+        self._modalities = {name for stage in pipeline.stages.values() for name in stage.waits_for}
         self._known: dict[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], Route] = {}
 
     def route(self, outputs: list[str], given: list[str], has: list[str]) -> Route:

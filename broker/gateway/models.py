@@ -44,14 +44,14 @@ class Model:
         self.name = pipeline.name
         self.created = created
         self.order = pipeline.order()
-        self.inputs = {stage.when for stage in pipeline.stages.values() if stage.when}
+        self.inputs = pipeline.takes()
         self.speakers = self._speakers()
         self.voices = self._voices()
 
     def _needed(self, output: str) -> list[str]:
         if output not in self.pipeline.outputs:
             return []
-        return self.pipeline.needed([output], set(), self.inputs)
+        return self.pipeline.needed([output], set(), set(self.inputs))
 
     def _speakers(self) -> list[str]:
         text = set(self._needed(TEXT))

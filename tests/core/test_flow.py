@@ -104,6 +104,25 @@ def test_a_stage_with_when_runs_only_for_its_modality() -> None:
     assert [i.edge for i in d.assigned(think)[0].inputs] == [1, 2]
 
 
+def test_a_stage_with_several_modalities_runs_once_for_any_of_them() -> None:
+    document = {
+        "name": "p",
+        "outputs": {"out": "think"},
+        "stages": {"see": {"engine": "f", "when": ["audio", "image"]}, "think": {"engine": "f"}},
+        "edges": [{"from": "request", "to": "see"}, {"from": "see", "to": "think"}],
+        "inputs": ["video"],
+    }
+    pipeline = msgspec.convert(document, Pipeline)
+    assert pipeline.takes() == ["audio", "image", "video"]
+    for has, runs in ([], False), (["image"], True), (["audio", "image"], True), (["video"], False):
+        assert (pipeline.needed(["out"], set(), set(has)) == ["see", "think"]) is runs
+    d = Driver(pipeline)
+    see, client = d.worker("s", "see", capacity=4), d.client()
+    for tag, has in enumerate((["audio", "image"], ["image", "audio"], ["video"])):
+        d.submit(client, tag, has=has)
+    assert len(d.assigned(see)) == 2
+
+
 def test_work_goes_only_against_credit_and_in_turn() -> None:
     d = Driver(line("a"))
     client = d.client()
