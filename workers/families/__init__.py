@@ -1,0 +1,1 @@
+"""Model families: what a family of models brings to the engines that several families share."""
