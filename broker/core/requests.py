@@ -228,10 +228,8 @@ class Requests:
             request.client = None
 
     def delivered(self, request: Request) -> None:
-        """The client has everything."""
-        if request.ended is None:
-            return
-        if request.submit.stored:
+        """The client has everything, or was told by the broker before this one that it has no more to get."""
+        if request.submit.stored or request.ended is None:
             self.detach(request)
         else:
             self.forget(request)

@@ -110,6 +110,23 @@ def test_a_dead_gateways_requests_go_on_for_those_who_come_back() -> None:
     assert [m.error.status for m in d.take(new, Refused)] == [404]
 
 
+def test_a_request_that_its_client_takes_for_over_goes_on_for_those_who_come_back() -> None:
+    """The broker before this one had told it so (another had taken over), and its word came late."""
+    d = Driver(line("a"), settings=Settings(requests=RequestSettings(detached_s=5.0)))
+    worker, client = d.worker("1", "a"), gateway(d)
+    d.submit(client, 1, name=NAME)
+    (task,) = d.assigned(worker)
+    d.say(client, Forget(1))
+    d.emit(worker, task, chunk(0, last=True))
+    assert not d.take(client, Output)
+    other = gateway(d, "other")
+    d.say(other, Attach(1, NAME))
+    assert [m.chunk.seq for m in d.take(other, Output)] == [0]
+    d.say(other, Forget(1))
+    d.say(other, Attach(2, NAME))
+    assert [m.error.status for m in d.take(other, Refused)] == [404]
+
+
 def test_nobody_coming_back_ends_it_after_a_while() -> None:
     d = Driver(line("a"), settings=Settings(requests=RequestSettings(detached_s=5.0)))
     worker, client = d.worker("1", "a"), gateway(d)
