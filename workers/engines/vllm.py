@@ -14,16 +14,13 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Annotated, Any
-
-import msgspec
-from msgspec import Meta
+from typing import Any
 
 from adapters.chunk import Payload
 from pipelines.graph import Stage
 from pipelines.options import VllmOptions, options_of
 from workers.engine import ItemError, Job
-from workers.engines.detokenize import TextStream
+from workers.engines.answers import TextAnswer, TextParams, conversation
 from workers.engines.prompt import Prompts
 from workers.engines.vllm_setup import build
 from workers.engines.vllm_thread import VllmThread, refusals
@@ -32,19 +29,6 @@ from workers.params import checked
 _SEEDS = 2**63 - 1  # vLLM's generators take a signed 64-bit integer; it has other plans for -1
 
 log = logging.getLogger("engine")
-
-
-class TextParams(msgspec.Struct, frozen=True):
-    """A request's wishes. None: the model's own default (its generation config), else vLLM's."""
-
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] = 0
-    ignore_eos: bool = False
-    stop: list[Annotated[str, Meta(min_length=1)]] = []
 
 
 class VllmEngine:
@@ -105,46 +89,23 @@ class VllmEngine:
                 param="messages",
             )
         limit = min(params.max_tokens or self.options.max_tokens or room, room)
-        text = TextStream(self._backend, prompt, params.stop, params.min_tokens)
-        written = [token for payload in job.resumed for token in payload["token_ids"]]
-        text.push(written)  # is out already
-        if job.resumed and job.resumed[-1].get("finish_reason"):
+        answer = TextAnswer(self._backend, prompt, params, job.resumed)
+        if answer.ended:
             return
-        count = len(written)
-        if count >= limit:
-            yield {"text": text.finish(), "token_ids": []} | _end("length", len(prompt), count)
+        if answer.count >= limit:
+            yield answer.end("length")
             return
-        tokens: list[int] = []  # not out yet
-        sampling = self._sampling(params, job.seed, limit, count)
-        async with aclosing(self.vllm.generate(prompt + written, sampling)) as deltas:
+        sampling = self._sampling(params, job.seed, limit, answer.count)
+        async with aclosing(self.vllm.generate(prompt + answer.written, sampling)) as deltas:
             async for ids, finish in deltas:
-                before = text.tokens
-                piece = text.push(
-                    ids[:-1] if finish == "stop" else ids
-                )  # the token that says "stop" is no text
-                new = ids[: text.tokens - before] if text.stopped else ids
-                tokens += new
-                count += len(new)
-                reason = "stop" if text.stopped else finish
-                if reason is not None:
-                    piece += text.finish()
-                    yield {"text": piece, "token_ids": tokens} | _end(reason, len(prompt), count)
+                payload = answer.push(ids, finish)
+                if payload is not None:
+                    yield payload
+                if answer.ended:
                     return
-                if piece:
-                    yield {"text": piece, "token_ids": tokens}
-                    tokens = []
 
     async def _prompt(self, job: Job) -> list[int]:
-        request: Payload = {}
-        transcripts: dict[int, str] = {}
-        for producer in job.inputs:
-            for payload in await job.gather(producer):
-                if "index" in payload:
-                    index = payload["index"]
-                    transcripts[index] = transcripts.get(index, "") + payload["text"]
-                else:
-                    request = payload
-        heard = {index: text.strip() for index, text in transcripts.items()}
+        request, heard = await conversation(job)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._tokenizing, self._prompts.encode, request, heard)
 
@@ -169,7 +130,3 @@ class VllmEngine:
             )
         except refusals() as error:
             raise ItemError(str(error), status=400) from error
-
-
-def _end(reason: str, prompt: int, completion: int) -> Payload:
-    return {"finish_reason": reason, "prompt_tokens": prompt, "completion_tokens": completion}
