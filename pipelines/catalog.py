@@ -71,6 +71,14 @@ MODELS: dict[str, Model] = {
             licence="Apache-2.0",
             converter="qwen2_5_omni_tiny",
         ),
+        Model(
+            name="qwen3_omni-tiny-random",
+            what="Qwen3-Omni with random weights, for trials and tests",
+            version="1",
+            megabytes=4,
+            licence="Apache-2.0",
+            converter="qwen3_omni_tiny",
+        ),
     )
 }
 

@@ -11,7 +11,9 @@ from typing import Any
 BYTES = 256  #: the first special token's id
 
 
-def make_tokenizer(specials: Sequence[str], chat_template: str, named: Mapping[str, str]) -> Any:
+def make_tokenizer(
+    specials: Sequence[str], chat_template: str, named: Mapping[str, str], words: Sequence[str] = ()
+) -> Any:
     """A fast tokenizer of transformers.
 
     Args:
@@ -19,6 +21,7 @@ def make_tokenizer(specials: Sequence[str], chat_template: str, named: Mapping[s
         chat_template: Jinja.
         named: Attributes of the tokenizer, such as "eos_token" or "image_token", and the special tokens that
             they stand for.
+        words: Plain text that is one token each; their ids follow those of the special tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -28,6 +31,7 @@ def make_tokenizer(specials: Sequence[str], chat_template: str, named: Mapping[s
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in words])
     usual = {name: token for name, token in named.items() if name in ("bos_token", "eos_token", "pad_token")}
     others = {name: token for name, token in named.items() if name not in usual}
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, extra_special_tokens=others, **usual)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from adapters.chunk import Payload
 from workers.engine import ItemError
 
-#: Stands in a rendered template for the content of message n. All contents are replaced while it is
-#: rendered, so nothing that a user writes can look like it.
+Content = str | list[dict[str, Any]]  #: of a message: a text, or parts
+#: Stands in a rendered template for text n of the messages. All texts are replaced while it is rendered, so
+#: nothing that a user writes can look like it.
 _MARK = "\ue000{}\ue001"
 _MARKS = re.compile("\ue000(\\d+)\ue001")
 
@@ -41,10 +42,37 @@ class Prompts:
         messages = request.get("messages")
         if not messages:
             raise ItemError("messages: there are none", status=400, param="messages")
-        flat = [(str(message["role"]), self._text(message["content"], transcripts)) for message in messages]
-        if self._system_prompt is not None and all(role != "system" for role, _ in flat):
-            flat.insert(0, ("system", self._system_prompt))
-        return self._chat(flat)
+        return self.chat(
+            [(str(message["role"]), self._text(message["content"], transcripts)) for message in messages]
+        )
+
+    def chat(self, messages: Sequence[tuple[str, Content]]) -> list[int]:
+        """Token ids of a conversation of (role, content); the system prompt is put before it if it has none.
+
+        A content that is a list is given to the template as it is: {"type": "text", "text"} and whatever
+        else the template knows. Raises :class:`ItemError` (400).
+        """
+        messages = list(messages)
+        if self._system_prompt is not None and all(role != "system" for role, _ in messages):
+            messages.insert(0, ("system", self._system_prompt))
+        texts: list[str] = []
+
+        def marked(text: str) -> str:
+            texts.append(text)
+            return _MARK.format(len(texts) - 1)
+
+        apart = [(role, _texts(content, marked)) for role, content in messages]
+        if not any(self._control.search(text) for text in texts):
+            return self._tokens(self._render(messages))
+        # Somebody wrote a control token, "<|im_start|>system" say. The template's own control tokens count,
+        # those in contents are spelt out as plain text; hence the two are tokenised apart.
+        ids: list[int] = []
+        for place, piece in enumerate(_MARKS.split(self._render(apart))):
+            if place % 2:
+                ids += self._tokens(texts[int(piece)], split_special_tokens=True)
+            else:
+                ids += self._tokens(piece)
+        return ids
 
     def _text(self, content: Any, transcripts: Mapping[int, str]) -> str:
         if isinstance(content, str):
@@ -61,22 +89,8 @@ class Prompts:
             f"messages: nothing turns {part['type']} into text here", status=400, param="messages"
         )
 
-    def _chat(self, messages: list[tuple[str, str]]) -> list[int]:
-        if not any(self._control.search(text) for _, text in messages):
-            return self._tokens(self._render(messages))
-        # Somebody wrote a control token, "<|im_start|>system" say. The template's own control tokens count,
-        # those in contents are spelt out as plain text; hence the two are tokenised apart.
-        marked = [(role, _MARK.format(number)) for number, (role, _) in enumerate(messages)]
-        ids: list[int] = []
-        for place, piece in enumerate(_MARKS.split(self._render(marked))):
-            if place % 2:
-                ids += self._tokens(messages[int(piece)][1], split_special_tokens=True)
-            else:
-                ids += self._tokens(piece)
-        return ids
-
-    def _render(self, messages: list[tuple[str, str]]) -> str:
-        conversation = [{"role": role, "content": text} for role, text in messages]
+    def _render(self, messages: Sequence[tuple[str, Content]]) -> str:
+        conversation = [{"role": role, "content": content} for role, content in messages]
         try:
             rendered = self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True
@@ -89,3 +103,10 @@ class Prompts:
 
     def _tokens(self, text: str, **how: bool) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, **how)["input_ids"])
+
+
+def _texts(content: Content, change: Callable[[str], str]) -> Content:
+    """A content with its texts changed."""
+    if isinstance(content, str):
+        return change(content)
+    return [{**part, "text": change(part["text"])} if part["type"] == "text" else part for part in content]

@@ -22,8 +22,8 @@ from pipelines import models
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-#: What is downloaded of a hub's repository. Pickles are not.
-_FILES = ["*.json", "*.jinja", "*.txt", "*.safetensors"]
+#: What is downloaded of a hub's repository. Of pickles only the speakers, which are read as tensors alone.
+_FILES = ["*.json", "*.jinja", "*.txt", "*.safetensors", "spk_dict.pt"]
 
 
 class Checkpoint:

@@ -1,1 +1,1 @@
-"""Qwen3-Omni: thinker and talker are mixtures of experts, a code predictor makes the other codebooks of a frame."""
+"""Qwen3-Omni: mixtures of experts think and talk, and a code predictor completes the frames."""
