@@ -37,6 +37,9 @@ class VllmOptions(Options, frozen=True):
     #: No graph capture or compilation. None: yes on a CPU, where it takes two minutes and gains little
     enforce_eager: bool | None = None
     enable_prefix_caching: bool = True
+    #: Handed on beside the tokens, for models that vLLM can do it with. Numbered, ascending, as transformers'
+    #: ``hidden_states``: 0 the embeddings, i after the i-th layer, the last one after the final norm too
+    hidden_layers: list[Annotated[int, Meta(ge=0)]] = []
     trust_remote_code: bool = False
     system_prompt: str | None = None  #: put before conversations that bring none of their own
     #: Of an answer whose request names no limit. None: what fits into the context

@@ -80,6 +80,10 @@ class TextAnswer:
             return None
         return {"text": piece, "token_ids": self._take()}
 
+    def flush(self) -> Payload:
+        """The tokens so far, whose text may come later."""
+        return {"text": "", "token_ids": self._take()}
+
     def end(self, reason: str, piece: str = "") -> Payload:
         """The last payload."""
         self.ended = True

@@ -36,6 +36,11 @@ class VllmEngine:
 
     A payload is {"text", "token_ids"}; the last one adds "finish_reason" ("stop" or "length"),
     "prompt_tokens" and "completion_tokens".
+
+    With ``hidden_layers`` it has "hidden" too, float [k, layers, hidden] in the model's dtype: the rows, at
+    these layers, of the tokens that the model has read up to this payload's last token and that no earlier
+    payload had. So the first one has a row for each token of the prompt, and each new token comes with the
+    row of the token before it, from which it was made; the last token of an answer has none.
     """
 
     resumes = True
@@ -43,7 +48,7 @@ class VllmEngine:
     def __init__(self, stage: Stage, *, device: str) -> None:
         self.options = options_of(stage, VllmOptions)
         self.model = stage.model
-        self.vllm = VllmThread(lambda: build(stage, self.options, device))
+        self.vllm = VllmThread(lambda: build(stage, self.options, device), self.options.hidden_layers)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     async def start(self) -> None:
@@ -96,9 +101,13 @@ class VllmEngine:
             yield answer.end("length")
             return
         sampling = self._sampling(params, job.seed, limit, answer.count)
-        async with aclosing(self.vllm.generate(prompt + answer.written, sampling)) as deltas:
-            async for ids, finish in deltas:
+        tokens = prompt + answer.written
+        rows_out = len(tokens) - 1 if answer.written else 0
+        async with aclosing(self.vllm.generate(tokens, sampling, rows_out)) as deltas:
+            async for ids, finish, hidden in deltas:
                 payload = answer.push(ids, finish)
+                if hidden is not None:  # rows wait for nothing, not even for a whole character
+                    payload = (payload or answer.flush()) | {"hidden": hidden}
                 if payload is not None:
                     yield payload
                 if answer.ended:

@@ -38,7 +38,12 @@ def build(stage: Stage, options: VllmOptions, device: str) -> Any:
         raise ValueError(f"options.engine_args: {error}") from error
     from workers.engines.vllm_draws import draw_by_place
 
-    engine = LLMEngine.from_engine_args(arguments)
+    config = arguments.create_engine_config()
+    if options.hidden_layers:
+        from workers.engines import vllm_hidden
+
+        vllm_hidden.check(config, options.hidden_layers, stage.model)
+    engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     engine.collective_rpc(draw_by_place)
     return engine
 
@@ -106,4 +111,31 @@ def engine_args(stage: Stage, options: VllmOptions, device: str, model: str) -> 
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     arguments |= options.engine_args
+    if options.hidden_layers:
+        ours = hidden_args(options.hidden_layers)
+        if taken := sorted(ours.keys() & options.engine_args.keys()):
+            raise ValueError(
+                f"options.engine_args.{taken[0]}: hidden_layers sets it, so it can't be set here"
+            )
+        arguments |= ours
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def hidden_args(layers: list[int]) -> dict[str, Any]:
+    """What makes vLLM put these layers' hidden states where :mod:`workers.engines.vllm_hidden` finds them."""
+    module = "workers.engines.vllm_hidden"
+    wanted = {"eagle_aux_hidden_state_layer_ids": layers}
+    return {
+        "speculative_config": {
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": wanted},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "HiddenRows",
+            "kv_connector_module_path": module,
+            "kv_role": "kv_producer",
+        },
+        "scheduler_cls": f"{module}.NoDrafts",
+        "async_scheduling": False,  # a step's rows are taken before the next one runs
+    }

@@ -14,7 +14,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple
 
 from workers.engine import ItemError
@@ -37,6 +37,8 @@ class Delta(NamedTuple):
 
     token_ids: list[int]
     finish_reason: str | None  #: "stop" (the last token says so) or "length" in the last one
+    #: [k, layers, hidden] on the CPU: rows of ``hidden_layers`` up to the last token's; None without them
+    hidden: Any = None
 
 
 class VllmThread:
@@ -48,8 +50,10 @@ class VllmThread:
 
     engine: Any  #: after :meth:`start`; reading its configuration is safe from anywhere
 
-    def __init__(self, build: Callable[[], Any]) -> None:
+    def __init__(self, build: Callable[[], Any], hidden_layers: Sequence[int] = ()) -> None:
         self._build = build
+        self._hidden_layers = hidden_layers
+        self._take_rows: Callable[[], dict[str, Any]] = dict
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sinks: dict[str, asyncio.Queue[Delta | Exception]] = {}
         self._names = map(str, itertools.count())
@@ -72,12 +76,19 @@ class VllmThread:
         """Requests that vLLM works on or holds."""
         return int(self.engine.get_num_unfinished_requests())
 
-    async def generate(self, prompt: list[int], params: Any) -> AsyncGenerator[Delta, None]:
+    async def generate(
+        self, prompt: list[int], params: Any, rows_from: int = 0
+    ) -> AsyncGenerator[Delta, None]:
         """Tokens as they are made. Leaving early, also by cancellation, frees the request at once.
+
+        Where there are hidden layers, their rows come from place ``rows_from`` on. Those that nobody has
+        taken yet wait here, at most a context full.
 
         Raises :class:`ItemError` (400) if vLLM refuses the request.
         """
         name = next(self._names)
+        if self._hidden_layers:
+            params.extra_args = {"kv_transfer_params": {"rows_for": name, "rows_from": rows_from}}
         sink = self._sinks[name] = asyncio.Queue()
         self._commands.put(lambda: self._add(name, prompt, params))
         finished = False
@@ -98,6 +109,10 @@ class VllmThread:
     def _work(self) -> None:
         try:
             self.engine = self._build()
+            if self._hidden_layers:
+                from workers.engines.vllm_hidden import connect
+
+                self._take_rows = connect(self.engine, self._hidden_layers).take
         except BaseException as error:
             self._call(self._report, error)
             return
@@ -131,10 +146,12 @@ class VllmThread:
             self._call(self._deliver, [(name, ItemError(str(error), status=400))])
 
     def _step(self) -> list[tuple[str, Delta]]:
+        outputs = self.engine.step()
+        rows = self._take_rows()
         deltas = []
-        for output in self.engine.step():
-            answer = output.outputs[0]
-            deltas.append((output.request_id, Delta(list(answer.token_ids), answer.finish_reason)))
+        for output in outputs:
+            answer, name = output.outputs[0], output.request_id
+            deltas.append((name, Delta(list(answer.token_ids), answer.finish_reason, rows.get(name))))
         return deltas
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
