@@ -68,6 +68,27 @@ class ArOptions(Options, frozen=True):
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
 
 
+class OmniEncoderOptions(Options, frozen=True):
+    """Engine ``omni-encoder``: clips, pictures and films to rows of an omni model's thinker."""
+
+    family: str  #: "package.module:Class" of the towers
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  #: auto: float32 on a CPU
+    #: A picture is scaled to so many pixels at least and at most. None: as the checkpoint says
+    min_pixels: Annotated[int, Meta(ge=1)] | None = None
+    max_pixels: Annotated[int, Meta(ge=1)] | None = None
+    video_min_pixels: Annotated[int, Meta(ge=1)] | None = None  #: the same of a film's frame
+    video_max_pixels: Annotated[int, Meta(ge=1)] | None = None
+
+
+class OmniCode2WavOptions(Options, frozen=True):
+    """Engine ``omni-code2wav``: a talker's codes to a waveform."""
+
+    family: str  #: "package.module:Class" of the decoder
+    family_options: dict[str, Any] = {}  #: the decoder's own settings
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "float32"
+    voices: list[str] = []  #: names that callers may give, the default first
+
+
 class VitsAcousticOptions(Options, frozen=True):
     """Engine ``vits-acoustic``: text to latent frames. None: what the voice itself was made with."""
 
@@ -117,6 +138,12 @@ class EngineInfo(NamedTuple):
 ENGINES: dict[str, EngineInfo] = {
     "vllm": EngineInfo("workers.engines.vllm:VllmEngine", VllmOptions, model=True, gpu=True),
     "ar": EngineInfo("workers.engines.ar.engine:ArEngine", ArOptions, model=True, gpu=True),
+    "omni-encoder": EngineInfo(
+        "workers.engines.omni_encoder:OmniEncoderEngine", OmniEncoderOptions, model=True, gpu=True
+    ),
+    "omni-code2wav": EngineInfo(
+        "workers.engines.omni_code2wav:OmniCode2WavEngine", OmniCode2WavOptions, model=True, gpu=True
+    ),
     "vits-acoustic": EngineInfo(
         "workers.engines.vits_acoustic:VitsAcousticEngine", VitsAcousticOptions, model=True
     ),

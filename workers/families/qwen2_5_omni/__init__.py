@@ -1,0 +1,1 @@
+"""Qwen2.5-Omni: text, speech, pictures and films in, text and speech out."""
