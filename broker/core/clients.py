@@ -1,4 +1,4 @@
-"""What clients want: requests submitted and continued, outputs taken, questions answered."""
+"""Clients come, and want things: requests submitted and continued, outputs taken, questions answered."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from broker.core import report
+from broker.core import admission, report
+from broker.core.find import version_mismatch
+from broker.core.records import ClientMet
 from broker.core.state import Client, Request
 from broker.protocol import (
+    VERSION,
     Abort,
     Attach,
+    Busy,
+    Connect,
+    Connected,
     Forget,
     Inspect,
     Letters,
     Message,
     Peer,
+    Reject,
     Report,
     Submit,
     Taken,
+    Who,
 )
 
 if TYPE_CHECKING:
@@ -29,12 +37,13 @@ Handler = Callable[[float, Peer, Any], None]
 
 
 class ClientDesk:
-    """The handlers of messages that only a known client may send."""
+    """The handlers of their messages."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         requests = core.requests
         self.handlers: dict[type[Message], Handler] = {
+            Connect: self._on_connect,
             Submit: self._known(requests.submit),
             Attach: self._known(requests.attach),
             Inspect: self._known(self._inspect),
@@ -64,6 +73,31 @@ class ClientDesk:
                 act(request, m)
 
         return handle
+
+    def _on_connect(self, now: float, peer: Peer, m: Connect) -> None:
+        core = self._core
+        if m.version != VERSION:
+            core.board.send(peer, Reject(version_mismatch("client", m.version)))
+            return
+        if not core.may_own(m.arena):
+            core.board.send(peer, Reject(f"{m.arena!r} is no arena of this run"))
+            return
+        client = core.clients.get(peer)
+        if client is None and m.met:  # we have given it up, or a broker before us
+            core.board.send(peer, Who(core.boot, gone=True))
+            return
+        if client is None:
+            client = core.clients[peer] = Client(peer, m.kind, now)
+            core.know_again(peer)
+        if client.arena != m.arena and not client.arena:  # it can name its arena only when it knows our run
+            client.arena = m.arena
+        core.board.log.peer(peer, ClientMet(client.kind, client.arena))
+        specs = [p.spec for p in core.board.pipelines.values()]
+        beat_s = core.settings.beat_s
+        core.board.send(peer, Connected(VERSION, core.run, specs, beat_s, core.boot, core.store))
+        for pipeline in core.board.pipelines.values():
+            if pipeline.busy and client.kind == "gateway":
+                core.board.send(peer, Busy(pipeline.name, admission.retry_after(pipeline)))
 
     def _inspect(self, client: Client, m: Inspect) -> None:
         core = self._core

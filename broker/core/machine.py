@@ -1,8 +1,8 @@
 """The state machine: who is there, what they say, and what follows from it.
 
 ``handle(event)`` is the only way in. This file has the peers (guardians, workers, clients) and their
-lifetimes, :mod:`broker.core.clients` what clients want; :mod:`broker.core.requests` has the requests,
-:mod:`broker.core.tasks` their tasks.
+lifetimes, :mod:`broker.core.clients` what clients want, :mod:`broker.core.results` what workers say of
+their tasks; :mod:`broker.core.requests` has the requests, :mod:`broker.core.tasks` their tasks.
 
 A core that was restored from a journal (:mod:`broker.core.restore`) awaits the engines and clients of its
 predecessor: it asks them who they are until each has introduced itself or is known to be gone.
@@ -18,30 +18,22 @@ from typing import Any
 
 import msgspec
 
-from broker.core import admission
 from broker.core.board import Board
 from broker.core.clients import ClientDesk
 from broker.core.events import Event, Gone, Instruction, Lost, Note, Received, SweepRun, Tick
-from broker.core.find import find_stage, version_mismatch
+from broker.core.find import find_stage
 from broker.core.introductions import Introductions
-from broker.core.lifecycle import TaskState
-from broker.core.records import Batch, ClientMet, GuardianMet, Log, WorkerMet
+from broker.core.records import Batch, GuardianMet, Log, WorkerMet
 from broker.core.requests import Requests
 from broker.core.requests import Settings as RequestSettings
+from broker.core.results import Results
 from broker.core.state import Client, Guardian, Worker
 from broker.protocol import (
     VERSION,
     Beat,
-    Busy,
     Bye,
-    Checkpoint,
-    Connect,
-    Connected,
     Died,
     Drain,
-    Emit,
-    Failed,
-    Finish,
     Hello,
     Kill,
     Message,
@@ -51,7 +43,6 @@ from broker.protocol import (
     Release,
     Resync,
     Seen,
-    Took,
     Welcome,
     Who,
 )
@@ -115,13 +106,8 @@ class Core:
         self._sweep_due = False
         self._swept = 0.0
         self._out = self.board.out
-        tasks = self.tasks
         self._handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {
-            Emit: self._result(tasks.emit),
-            Finish: self._result(tasks.finish),
-            Failed: self._result(tasks.failed),
-            Checkpoint: self._result(tasks.checkpoint),
-            Took: self._on_took,
+            **Results(self).handlers,
             Release: self._on_release,
             Resync: self._on_resync,
             **ClientDesk(self).handlers,
@@ -130,7 +116,6 @@ class Core:
             Ready: self._on_ready,
             Died: self._on_died,
             Bye: self._on_bye,
-            Connect: self._on_connect,
         }
 
     def handle(self, event: Event) -> list[Instruction]:
@@ -183,6 +168,10 @@ class Core:
         if len(self._given_up) > GIVEN_UP:
             self._given_up.popitem(last=False)
 
+    def know_again(self, peer: Peer) -> None:
+        """The peer begins anew."""
+        self._given_up.pop(peer, None)
+
     # --- guardians and workers
 
     def _on_hello(self, now: float, peer: Peer, m: Hello) -> None:
@@ -194,13 +183,13 @@ class Core:
             guardian = Guardian(peer, stage, now)
             guardian.host, guardian.pid, guardian.device = m.host, m.pid, m.device
             self.guardians[peer] = stage.guardians[peer] = guardian
-            self._given_up.pop(peer, None)
+            self.know_again(peer)
             met = GuardianMet(stage.pipeline.name, stage.name, m.host, m.pid, m.device)
             self.board.log.peer(peer, met)
         pipeline, beat_s = stage.pipeline.spec, self.settings.beat_s
         self._send(peer, Welcome(VERSION, self.run, pipeline, stage.name, beat_s, self.boot, self.store))
 
-    def _may_own(self, arena: str) -> bool:
+    def may_own(self, arena: str) -> bool:
         """Whether this can be one producer's arena: a shorter prefix would claim other producers' blocks."""
         return not arena or re.fullmatch(rf"omni-{self.run}-[0-9a-f]{{8,32}}-", arena) is not None
 
@@ -212,7 +201,7 @@ class Core:
         if m.version != VERSION or guardian is None or peer in self._given_up:
             self.stranger(peer, m)
             return
-        if not self._may_own(m.arena):
+        if not self.may_own(m.arena):
             self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
             return
         worker = self.workers.get(peer)
@@ -283,25 +272,7 @@ class Core:
         for worker in list(guardian.workers.values()):
             self._worker_gone(worker, cause, innocent=True)  # it was not an engine that died first
 
-    # --- what workers say about tasks
-
-    def _result(self, act: Callable[[Worker, Any], None]) -> Callable[[float, Peer, Any], None]:
-        """A handler for results, which only a known worker may send; it hears how many we have seen."""
-
-        def handle(now: float, peer: Peer, m: Message) -> None:
-            worker = self.workers.get(peer)
-            if worker is None:
-                self.stranger(peer, m)
-            elif not worker.broken:
-                worker.results += 1
-                act(worker, m)
-
-        return handle
-
-    def _on_took(self, now: float, peer: Peer, m: Took) -> None:
-        worker = self.workers.get(peer)
-        if worker is not None:
-            self.tasks.took(worker, m)
+    # --- memory
 
     def _on_release(self, now: float, peer: Peer, m: Release) -> None:
         self.board.blocks.release(peer, m.blocks, self._out)
@@ -338,31 +309,6 @@ class Core:
         owners |= {client.arena: client.peer for client in self.clients.values()}
         owners.pop("", None)
         return owners
-
-    # --- clients
-
-    def _on_connect(self, now: float, peer: Peer, m: Connect) -> None:
-        if m.version != VERSION:
-            self._send(peer, Reject(version_mismatch("client", m.version)))
-            return
-        if not self._may_own(m.arena):
-            self._send(peer, Reject(f"{m.arena!r} is no arena of this run"))
-            return
-        client = self.clients.get(peer)
-        if client is None and m.met:  # we have given it up, or a broker before us
-            self._send(peer, Who(self.boot, gone=True))
-            return
-        if client is None:
-            client = self.clients[peer] = Client(peer, m.kind, now)
-            self._given_up.pop(peer, None)
-        if client.arena != m.arena and not client.arena:  # it can name its arena only when it knows our run
-            client.arena = m.arena
-        self.board.log.peer(peer, ClientMet(client.kind, client.arena))
-        specs = [p.spec for p in self.board.pipelines.values()]
-        self._send(peer, Connected(VERSION, self.run, specs, self.settings.beat_s, self.boot, self.store))
-        for pipeline in self.board.pipelines.values():
-            if pipeline.busy and client.kind == "gateway":
-                self._send(peer, Busy(pipeline.name, admission.retry_after(pipeline)))
 
     def _client_gone(self, client: Client, *, on_purpose: bool = False) -> None:
         del self.clients[client.peer]
@@ -419,30 +365,8 @@ class Core:
             self._send(peer, Who(self.boot))
         self.requests.tick()
         for worker in self.workers.values():
-            self._check_time_limits(now, worker)
+            self.tasks.check_time_limits(worker, self.settings.cancel_grace_s)
             if worker.results != worker.seen:
                 worker.seen = worker.results
                 self._send(worker.peer, Seen(worker.results))
         self._settle()
-
-    def _check_time_limits(self, now: float, worker: Worker) -> None:
-        limit, grace = worker.stage.spec.retry.timeout_s, self.settings.cancel_grace_s
-        if worker.strays and min(worker.strays.values()) < now - grace:
-            worker.strays.clear()
-            self._send(worker.guardian.peer, Kill(worker.peer, "killed: it did not stop a cancelled task"))
-        for task in worker.tasks.values():
-            if task.timed_out:
-                continue
-            if task.state is TaskState.CANCELLING:
-                late, cause = (
-                    now - task.stopped > grace,
-                    "killed: it did not stop a cancelled task",
-                )
-            else:
-                late, cause = (
-                    now - task.started > limit,
-                    f"killed: an attempt passed its time limit of {limit:g} s",
-                )
-            if late:
-                task.timed_out = True
-                self._send(worker.guardian.peer, Kill(worker.peer, cause))

@@ -1,7 +1,4 @@
-"""Tasks and their attempts: queued, leased to a worker, tried again, done.
-
-A worker's messages about an attempt count only while it holds the lease on that attempt.
-"""
+"""Tasks and their attempts: queued, leased to a worker, tried again, done."""
 
 from __future__ import annotations
 
@@ -10,25 +7,20 @@ from collections.abc import Callable
 import msgspec
 
 from adapters.handle import Chunk
-from broker.core.admission import BAD_HANDLE, owns
 from broker.core.board import Board
 from broker.core.events import Discard
 from broker.core.flow import Flow
 from broker.core.lifecycle import TaskState
-from broker.core.records import Again, Finished, Leased, Marked
+from broker.core.records import Again, Leased, Marked
 from broker.core.state import Request, Task, Worker, failure
 from broker.protocol import (
     Assign,
     Cancel,
-    Checkpoint,
     EdgeInput,
-    Emit,
     Error,
-    Failed,
-    Finish,
+    Kill,
     Lease,
     Resume,
-    Took,
 )
 
 FAR = 20  #: times the attempts of a stage: so many may break off without anybody's blame
@@ -52,9 +44,9 @@ class Tasks:
         scheduler = worker.stage.scheduler
         if credit > 0:
             scheduler.add_credit(worker, credit)
-        scheduler.dispatch(self._assign)
+        scheduler.dispatch(self.assign)
 
-    def _give_back(self, task: Task, worker: Worker) -> None:
+    def give_back(self, task: Task, worker: Worker) -> None:
         """A task leaves its worker, which so asks for another one."""
         del worker.tasks[task.key]
         self.flow.forget_limit(task)
@@ -82,22 +74,22 @@ class Tasks:
         running = [t for t in tasks if t.state is TaskState.RUNNING]
         for task in tasks:
             if task.state is TaskState.CANCELLING:
-                self._off(task)
+                self.off(task)
         suspects = [t for t in running if t.timed_out] or [t for t in running if not t.proved]
         if innocent:
             suspects = []
         worker.stage.stats.deaths += len(running)
         for task in running:
             if task not in suspects:
-                self._again(task, None)
+                self.again(task, None)
             elif len(suspects) > 1 and not task.timed_out:
                 task.solo = True
-                self._again(task, None)
+                self.again(task, None)
             else:
                 kind, status = ("timeout", 504) if task.timed_out else ("worker_died", 500)
                 message = f"stage {task.stage.name}: its worker died: {cause}"
-                self._again(task, failure(kind, message, task, status))
-        scheduler.dispatch(self._assign)
+                self.again(task, failure(kind, message, task, status))
+        scheduler.dispatch(self.assign)
 
     def adopt(self, worker: Worker, leases: list[Lease]) -> None:
         """A worker that we know from the journal says what it runs: what it lacks is sent, the rest ends."""
@@ -109,18 +101,18 @@ class Tasks:
                     self._board.send(worker.peer, Cancel(*task.key, task.attempt))
                 else:
                     del worker.tasks[task.key]
-                    self._off(task)
+                    self.off(task)
             elif lease is None:
                 del worker.tasks[task.key]
-                self._again(task, None)  # the assignment was lost on its way
+                self.again(task, None)  # the assignment was lost on its way
             elif not self._catch_up(task, worker, lease):
                 del worker.tasks[task.key]
-                self._stop(worker, (*task.key, task.attempt))
-                self._again(task, failure("worker_died", f"stage {task.stage.name}: {_gone(task)}", task))
+                self.stop(worker, (*task.key, task.attempt))
+                self.again(task, failure("worker_died", f"stage {task.stage.name}: {_gone(task)}", task))
         for attempt in announced:
-            self._stop(worker, attempt)
+            self.stop(worker, attempt)
 
-    def _stop(self, worker: Worker, attempt: tuple[int, int, int]) -> None:
+    def stop(self, worker: Worker, attempt: tuple[int, int, int]) -> None:
         """The worker is to stop an attempt that is its task no more."""
         worker.strays[attempt] = self._board.now
         self._board.send(worker.peer, Cancel(*attempt))
@@ -153,9 +145,10 @@ class Tasks:
         if task.ready():
             task.queued = self._board.now
             task.timing.queued = task.queued - task.request.accepted
-            task.stage.scheduler.place(task, self._assign)
+            task.stage.scheduler.place(task, self.assign)
 
-    def _assign(self, task: Task, worker: Worker) -> None:
+    def assign(self, task: Task, worker: Worker) -> None:
+        """Begins an attempt on this worker."""
         board = self._board
         task.attempt += 1
         self.lease(task, worker)
@@ -207,7 +200,7 @@ class Tasks:
                 feed.gone += len(feed.chunks)
                 feed.chunks = []
 
-    def _again(self, task: Task, error: Error | None) -> None:
+    def again(self, task: Task, error: Error | None) -> None:
         """Another attempt, if the error allows one. No error: nobody is to blame."""
         board = self._board
         now = board.now
@@ -241,92 +234,6 @@ class Tasks:
         task.queued = now
         task.stage.scheduler.push(task)
 
-    def _blame(self, task: Task, worker: Worker, what: str, *, over: bool) -> None:
-        """The worker breaks the rules in this task: the attempt is over, what still comes of it is stale.
-
-        ``over``: the worker has ended it by itself.
-        """
-        self._give_back(task, worker)
-        if not over:
-            self._stop(worker, (*task.key, task.attempt))
-        self._again(task, failure("stage_failed", f"stage {task.stage.name}: its worker {what}", task))
-        task.stage.scheduler.dispatch(self._assign)
-
-    # --- what a worker says
-
-    def _running(self, worker: Worker, m: Emit | Finish | Failed | Checkpoint | Took) -> Task | None:
-        """The task a worker speaks of, if it is the attempt that the worker holds a lease on."""
-        task = worker.tasks.get((m.request, m.stage))
-        if task is None or task.attempt != m.attempt:
-            self._board.refused[f"stale:{type(m).__name__}"] += 1
-            if worker.strays and (type(m) in (Finish, Failed) or (type(m) is Emit and m.chunk.last)):
-                worker.strays.pop((m.request, m.stage, m.attempt), None)
-            return None
-        return task
-
-    def emit(self, worker: Worker, m: Emit) -> None:
-        """A chunk."""
-        chunk = m.chunk
-        task = self._running(worker, m)
-        running = task is not None and task.state is TaskState.RUNNING
-        fresh = task is not None and running and chunk.seq == task.emitted
-        if chunk.handles and not self._take(worker, chunk, task, repeated=not fresh):
-            if task is not None and task.state is TaskState.CANCELLING and chunk.last:
-                self._done(task, worker)
-            return
-        if task is None:
-            return
-        if fresh:
-            self.flow.keep(task, chunk)
-            if task.stage.scheduler.testing:
-                task.stage.scheduler.dispatch(self._assign)
-        elif running and chunk.seq > task.emitted:
-            self._board.blocks.sweep(chunk.handles, self._board.out)
-            self._blame(task, worker, f"sent chunk {chunk.seq} instead of {task.emitted}", over=chunk.last)
-            return
-        else:
-            self._board.refused["repeated" if running else "cancelled"] += 1
-            self._board.blocks.sweep(chunk.handles, self._board.out)
-        if chunk.last:
-            self._done(task, worker)
-
-    def _take(self, worker: Worker, chunk: Chunk, task: Task | None, *, repeated: bool) -> bool:
-        """Takes note of a chunk's blocks. A chunk with handles that can't be the worker's own is refused.
-
-        A worker that introduces itself again repeats chunks: their blocks are known, or were freed.
-        """
-        board = self._board
-        name = task.request.name if task is not None else _folder(chunk)
-        if repeated and any(board.blocks.known(handle) for handle in chunk.handles):
-            return True
-        lies = sum(handle.nbytes for handle in chunk.handles) > board.most_bytes
-        lies = lies or not owns(worker.arena, name, chunk.handles)
-        if lies or not board.blocks.add(worker.peer, chunk.handles):
-            board.refused["bad_handle"] += 1
-            if task is not None and task.state is TaskState.RUNNING:
-                self._blame(task, worker, BAD_HANDLE, over=chunk.last)
-            return False
-        if task is None:
-            board.blocks.sweep(chunk.handles, board.out)
-            self._discard(name)
-        else:
-            task.request.note_files(chunk.handles)
-        return True
-
-    def checkpoint(self, worker: Worker, m: Checkpoint) -> None:
-        """The engine's own state, for the next attempt; the one before is let go."""
-        task = self._running(worker, m)
-        if any(self._board.blocks.known(handle) for handle in m.chunk.handles):
-            return  # a worker that introduces itself again repeats it
-        if m.chunk.handles and not self._take(worker, m.chunk, task, repeated=False):
-            return
-        if task is None:
-            return
-        if task.state is TaskState.RUNNING and m.chunk.seq == task.emitted:
-            self.mark(task, m.chunk)
-        else:
-            self._board.blocks.sweep(m.chunk.handles, self._board.out)
-
     def mark(self, task: Task, chunk: Chunk) -> None:
         """Keeps a checkpoint."""
         board = self._board
@@ -338,35 +245,6 @@ class Tasks:
         task.checkpoint = chunk
         task.last = board.now
         task.proved, task.solo = True, False
-
-    def took(self, worker: Worker, m: Took) -> None:
-        """The job has taken more of its inputs."""
-        task = self._running(worker, m)
-        if task is not None and task.state is TaskState.RUNNING:
-            self.flow.took(task, m.edge, m.chunks)
-
-    def finish(self, worker: Worker, m: Finish) -> None:
-        """The task has given everything."""
-        task = self._running(worker, m)
-        if task is None:
-            return
-        if task.state is TaskState.RUNNING:
-            if m.chunks not in (-1, task.emitted):  # some were lost with a connection
-                self._blame(task, worker, f"sent {m.chunks} chunks, of which {task.emitted} came", over=True)
-                return
-            # Where a last chunk ends a task, that says so.
-            self._board.log.add(task.request.number, Finished(task.stage.number))
-        self._done(task, worker)
-
-    def _done(self, task: Task, worker: Worker) -> None:
-        self._give_back(task, worker)
-        if task.state is TaskState.CANCELLING:
-            self._off(task)
-        else:
-            now = self._board.now
-            task.stage.stats.finished(now, now - task.started, waiting=task.stage.scheduler.length)
-            self.done(task)
-        worker.stage.scheduler.dispatch(self._assign)
 
     def done(self, task: Task) -> None:
         """The task is done; with the last one the request is."""
@@ -382,21 +260,28 @@ class Tasks:
         if request.open == 0:
             self._end(request, "done", None, False)
 
-    def failed(self, worker: Worker, m: Failed) -> None:
-        """The worker gives the task up: its item raised, the worker leaves, or it was told to stop."""
-        task = self._running(worker, m)
-        if task is None:
-            return
-        self._give_back(task, worker)
-        if task.state is TaskState.CANCELLING:
-            self._off(task)
-        elif m.kind == "item":
-            error = m.error or Error("stage_failed", f"stage {task.stage.name} failed")
-            error.stage, error.attempts = task.stage.name, task.attempt
-            self._again(task, error)
-        else:
-            self._again(task, None)
-        worker.stage.scheduler.dispatch(self._assign)
+    # --- time
+
+    def check_time_limits(self, worker: Worker, grace_s: float) -> None:
+        """Has a worker killed that runs an attempt, or keeps one that was cancelled, for too long."""
+        now, limit = self._board.now, worker.stage.spec.retry.timeout_s
+        if worker.strays and min(worker.strays.values()) < now - grace_s:
+            worker.strays.clear()
+            self._kill(worker, "killed: it did not stop a cancelled task")
+        for task in worker.tasks.values():
+            if task.timed_out:
+                continue
+            if task.state is TaskState.CANCELLING:
+                late, cause = now - task.stopped > grace_s, "killed: it did not stop a cancelled task"
+            else:
+                late = now - task.started > limit
+                cause = f"killed: an attempt passed its time limit of {limit:g} s"
+            if late:
+                task.timed_out = True
+                self._kill(worker, cause)
+
+    def _kill(self, worker: Worker, cause: str) -> None:
+        self._board.send(worker.guardian.peer, Kill(worker.peer, cause))
 
     # --- a request's end
 
@@ -417,15 +302,16 @@ class Tasks:
         task.stage.stats.cancelled += 1
         self.flow.drop_inputs(task)
 
-    def _off(self, task: Task) -> None:
+    def off(self, task: Task) -> None:
         """A cancelled task has left its worker, which may have written files since the end of its request."""
         task.state = TaskState.DONE
         task.worker = None
         request = task.request
         if request.files or request.pipeline.durable:
-            self._discard(request.name)
+            self.discard(request.name)
 
-    def _discard(self, name: str) -> None:
+    def discard(self, name: str) -> None:
+        """What is still written for a request that is gone goes too."""
         if name and name not in self._board.names:
             self._board.out.append(Discard(name))
 
@@ -434,14 +320,6 @@ class Tasks:
         timing = task.timing
         timing.ended = self._board.now - task.request.accepted
         timing.chunks, timing.attempts = task.emitted, task.attempt
-
-
-def _folder(chunk: Chunk) -> str:
-    """The folder of the disk store that a chunk's tensors are in, or have their copies in."""
-    for handle in chunk.handles:
-        if handle.file:
-            return handle.file.partition("/")[0]
-    return ""
 
 
 def _gone(task: Task) -> str:
