@@ -301,6 +301,7 @@ class Assign(Message):
     resume: Resume | None = None
     name: str = ""  #: the request's name: its folder in the disk store
     granted: tuple[int, int] = (1 << 60, 1 << 60)  #: as in Grant: (chunks, nbytes)
+    consumers: list[int] = []  #: the stages of this request that get its chunks
 
 
 class Input(Message):

@@ -130,6 +130,7 @@ class Job:
         "attempt",
         "cancelled",
         "checkpoint",
+        "consumers",
         "emitted",
         "inputs",
         "name",
@@ -151,6 +152,7 @@ class Job:
         resumed: list[Payload] | None = None,
         resume_state: Payload | None = None,
         checkpoint: Callable[[Payload], Awaitable[None]] = _no_checkpoint,
+        consumers: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name  #: "request/stage/attempt", for logs and for engines that want ids
         self.inputs = inputs  #: producer's name -> its payloads, transfer adapter and window applied
@@ -161,6 +163,7 @@ class Job:
         self.resumed = resumed or []  #: small fields of the chunks that earlier attempts got out (no tensors)
         self.resume_state = resume_state  #: the last checkpoint an earlier attempt made, or None
         self.checkpoint = checkpoint  #: keeps a state for the next attempt, see above
+        self.consumers = consumers  #: the stages that get its payloads in this request
         self.cancelled = False  #: set before the task is cancelled; for code on threads
 
     async def gather(self, producer: str) -> list[Payload]:

@@ -73,6 +73,7 @@ class WorkerProcess:
         self.session = EngineSession(settings.boot)
         self.running: dict[tuple[int, int, int], Running] = {}  #: by (request, stage, attempt)
         self.draining = False
+        self._order = settings.pipeline.order()
         self._durable = bool(settings.store) and settings.pipeline.durable(settings.stage)
         self._started = False
         self._byes = 0  #: not answered yet
@@ -286,6 +287,7 @@ class WorkerProcess:
             resumed=[body_fields(body) for body in resume.bodies] if resume else None,
             resume_state=state,
             checkpoint=checkpoint,
+            consumers=frozenset(self._order[number] for number in assign.consumers),
         )
 
     def _state(self, resume: Resume | None) -> Payload | None:

@@ -173,7 +173,16 @@ class Tasks:
         params = request.submit.params.get(task.stage.name, NO_PARAMS)
         number, stage = task.key
         message = Assign(
-            number, stage, task.attempt, params, request.seed, inputs, resume, request.name, task.granted
+            number,
+            stage,
+            task.attempt,
+            params,
+            request.seed,
+            inputs,
+            resume,
+            request.name,
+            task.granted,
+            [slot.stage for slot in request.route.consumers[stage]],
         )
         board.send(worker.peer, message)
 
