@@ -13,7 +13,7 @@ from workers.engine import Job
 from workers.engines.detokenize import TextStream
 
 
-class TextParams(msgspec.Struct, frozen=True):
+class SamplingParams(msgspec.Struct, frozen=True):
     """A request's wishes. None: the model's own default (its generation config), else the engine's."""
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -22,7 +22,12 @@ class TextParams(msgspec.Struct, frozen=True):
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] = 0
-    ignore_eos: bool = False
+    ignore_eos: bool = False  #: tokens that end an answer are tokens like others
+
+
+class TextParams(SamplingParams, frozen=True):
+    """What only text can have."""
+
     stop: list[Annotated[str, Meta(min_length=1)]] = []
 
 
@@ -78,23 +83,24 @@ class TextAnswer:
             return self.end(reason, piece)
         if not piece:
             return None
-        return {"text": piece, "token_ids": self._take()}
+        return {"text": piece, "token_ids": self.take()}
 
     def flush(self) -> Payload:
         """The tokens so far, whose text may come later."""
-        return {"text": "", "token_ids": self._take()}
+        return {"text": "", "token_ids": self.take()}
 
     def end(self, reason: str, piece: str = "") -> Payload:
         """The last payload."""
         self.ended = True
         return {
             "text": piece + self._text.finish(),
-            "token_ids": self._take(),
+            "token_ids": self.take(),
             "finish_reason": reason,
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self.count,
         }
 
-    def _take(self) -> list[int]:
+    def take(self) -> list[int]:
+        """Tokens that no payload has brought yet; whoever takes them brings them."""
         tokens, self._tokens = self._tokens, []
         return tokens

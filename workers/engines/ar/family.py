@@ -149,8 +149,8 @@ class Model(ABC):
         self.device = device
 
     @abstractmethod
-    async def begin(self, job: Job) -> Work:
-        """Reads a job's inputs, as far as they are needed before its first step.
+    async def begin(self, job: Job) -> Work | None:
+        """Reads a job's inputs, as far as they are needed before its first step. None: all of it is out.
 
         Raises ItemError for the job's own faults. Never changes the inputs' order between attempts.
         """
