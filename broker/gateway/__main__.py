@@ -50,8 +50,8 @@ async def serve(host: str, port: int, address: str | None, settings: Settings) -
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # Decoding and encoding need it, and its import takes longer than a first request should.
-    preload = asyncio.create_task(asyncio.to_thread(__import__, "av"))
+    # Decoding and encoding need them, and their import takes longer than a first request should.
+    preload = asyncio.gather(*(asyncio.to_thread(__import__, name) for name in ("av", "PIL.Image")))
     await stop.wait()
     await preload
     await runner.cleanup()
@@ -70,7 +70,11 @@ def main() -> None:
     arguments = vars(parser.parse_args())
     logging.basicConfig(level=arguments.pop("log_level").upper(), format="%(message)s")
     host, port, address = (arguments.pop(name) for name in ("host", "port", "address"))
-    sys.exit(uvloop.run(serve(host, port, address, Settings(**arguments))))
+    try:
+        settings = Settings(**arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    sys.exit(uvloop.run(serve(host, port, address, settings)))
 
 
 if __name__ == "__main__":

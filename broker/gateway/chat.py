@@ -12,10 +12,13 @@ from broker.gateway.answering import answer
 from broker.gateway.context import Call, Context, parse
 from broker.gateway.errors import ApiError
 from broker.gateway.media import SAMPLE_RATE
-from broker.gateway.models import AUDIO, TEXT, Model
+from broker.gateway.models import AUDIO, IMAGE, TEXT, VIDEO, Model
 from broker.gateway.plan import ChatPlan
 from broker.gateway.schemas import ChatRequest
 from pipelines.graph import Endpoint
+
+#: Input modality -> the payload's field that carries it.
+_CARRIED = {AUDIO: "audio", IMAGE: "images", VIDEO: "videos"}
 
 _decode = msgspec.json.Decoder(ChatRequest).decode
 
@@ -48,7 +51,10 @@ class Chat:
         voice = model.voice(wanted.voice, "audio.voice")
         if AUDIO in modalities:
             params.add_speech(model, stage_params, voice, None)
-        payload = await messages.to_payload(body.messages, model, settings)
+        reading = body.mm_processor_kwargs or schemas.ProcessorOptions()
+        payload = await messages.to_payload(
+            body.messages, model, settings, sound_in_videos=bool(reading.use_audio_in_video)
+        )
         clips = payload.get("audio", [])
         transcribe = AUDIO in modalities and TEXT not in modalities and model.transcribes(endpoint)
         call = Call(
@@ -56,7 +62,7 @@ class Chat:
             outputs=[*modalities, TEXT] if transcribe else modalities,
             given={endpoint.input: [payload]},
             params=stage_params,
-            has=[AUDIO] if clips else [],
+            has=[name for name, field in _CARRIED.items() if field in payload],
             seed=body.seed,
             priority=body.priority or 0,
             deadline_s=body.timeout_s,

@@ -49,6 +49,7 @@ class Fetcher:
         hosts: Those that links may name: ``media.example.org`` is that host alone, ``.example.org`` is
             ``example.org`` and all hosts below it. Empty: none, so all links are refused.
         max_bytes: Larger files are refused.
+        what: What kind of file it should be ("audio", "image", "video"), for errors' codes.
         allows: Tells whether one may connect to a numeric address.
         total_s: For all hops together, to the last byte.
         names: What looks names up; the system, if absent.
@@ -56,6 +57,7 @@ class Fetcher:
 
     hosts: Sequence[str]
     max_bytes: int
+    what: str = "audio"
     allows: Callable[[str], bool] = is_public
     total_s: float = 10.0
     names: AbstractResolver | None = None
@@ -150,7 +152,7 @@ class _Fetch:
                 f"{self._field}: the file at the link is larger than {self._rules.max_bytes} bytes",
                 self._field,
                 status=413,
-                code="audio_too_large",
+                code=f"{self._rules.what}_too_large",
             )
         return bytes(data)
 

@@ -7,19 +7,19 @@ that make it open other files and addresses.
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
 import io
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from broker.gateway.errors import ApiError
-from broker.gateway.fetch import Fetcher
+from broker.gateway.uploads import in_thread
+
+Samples = npt.NDArray[np.float32]
 
 SAMPLE_RATE = 16_000  #: Hz of what the pipelines get
 MIN_S = 0.1  #: shorter clips are refused, as OpenAI does
@@ -42,12 +42,8 @@ FORMATS = {
     "webm": "matroska",
 }
 
-_slots = asyncio.Semaphore(2)  # decoding is work for a processor: more at once would only be slower
 
-
-async def decode(
-    data: bytes, field: str, *, max_s: float, expected: str | None = None
-) -> npt.NDArray[np.float32]:
+async def decode(data: bytes, field: str, *, max_s: float, expected: str | None = None) -> Samples:
     """Decodes a file to mono float32 samples at 16 kHz, in a thread.
 
     Args:
@@ -69,12 +65,7 @@ async def decode(
         raise ApiError(
             f"{field}: said to be {expected}, but the data is {demuxer}", field, code="invalid_audio"
         )
-    stop = threading.Event()
-    async with _slots:
-        try:
-            return await asyncio.to_thread(_decode, data, demuxer, field, max_s, stop)
-        finally:
-            stop.set()  # a cancelled request's thread ends at its next frame
+    return await in_thread(partial(read, data, demuxer, field, max_s))
 
 
 def sniff(data: bytes) -> str | None:
@@ -92,9 +83,8 @@ def sniff(data: bytes) -> str | None:
     return None
 
 
-def _decode(
-    data: bytes, demuxer: str, field: str, max_s: float, stop: threading.Event
-) -> npt.NDArray[np.float32]:
+def read(data: bytes, demuxer: str, field: str, max_s: float, stop: threading.Event) -> Samples:
+    """Does what :func:`decode` says, in the caller's thread, until ``stop`` is set."""
     import av
 
     samples = bytearray()
@@ -142,22 +132,3 @@ def _frames(container: Any, stream: Any, field: str) -> Iterator[Any]:
             )
         yield frame
     yield None
-
-
-async def load(text: str, field: str, max_bytes: int, fetcher: Fetcher) -> bytes:
-    """The bytes that strict base64, a base64 data URI or a link stands for.
-
-    Raises ApiError for anything else (a path, wrong padding), and 413 for too much.
-    """
-    if text.startswith("data:"):
-        head, comma, text = text.partition(",")
-        if not comma or not head.endswith(";base64"):
-            raise ApiError(f"{field}: a data URI must be base64", field, code="invalid_base64")
-    elif ":" in text[:16]:
-        return await fetcher.get(text, field)
-    if len(text) * 3 // 4 > max_bytes + 2:
-        raise ApiError(f"{field}: larger than {max_bytes} bytes", field, status=413, code="audio_too_large")
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise ApiError(f"{field}: not valid base64: {error}", field, code="invalid_base64") from None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from adapters.chunk import Payload
-from broker.gateway import media
+from broker.gateway import films, media, pictures, uploads
 from broker.gateway.errors import ApiError
 from broker.gateway.fetch import Fetcher, is_any, is_public
-from broker.gateway.models import AUDIO, Model
+from broker.gateway.media import Samples
+from broker.gateway.models import AUDIO, IMAGE, VIDEO, Model
+from broker.gateway.pictures import Rgb
 from broker.gateway.schemas import (
     AudioLinkPart,
     AudioPart,
@@ -22,22 +22,25 @@ from broker.gateway.schemas import (
 )
 from broker.gateway.settings import Settings
 
-MAX_CLIPS = 16  #: in one request
-
 _ROLES = {"developer": "system"}  # what models are trained on
 
 
-async def to_payload(messages: list[ChatMessage], model: Model, settings: Settings) -> Payload:
-    """Checks the messages and decodes their audio.
+async def to_payload(
+    messages: list[ChatMessage], model: Model, settings: Settings, *, sound_in_videos: bool = False
+) -> Payload:
+    """Checks the messages and decodes what they carry, in the order given.
 
-    Returns ``{"messages": [{"role", "content"}], "audio": [float32 mono 16 kHz, ...]}``, "audio" only with
-    clips; a clip's place in a message is ``{"type": "audio", "index": i}``.
+    Returns ``{"messages": [{"role", "content"}], "audio": [float32 mono 16 kHz, ...],
+    "images": [uint8 [height, width, 3], ...], "videos": [uint8 [frames, height, width, 3], ...],
+    "video_fps": [frames a second of each, ...]}``, the latter four only where there are some. Their places in
+    a message are parts like ``{"type": "audio", "index": i}``; with ``sound_in_videos`` a video's part also
+    says which of the clips is its own sound: ``{"type": "video", "index": i, "audio": j}``.
 
     Raises ApiError that names the message and the part.
     """
     if not messages:
         raise ApiError("messages must not be empty", "messages")
-    clips: list[np.ndarray[Any, np.dtype[np.float32]]] = []
+    reader = _Reader(model, settings, sound_in_videos)
     turns: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         field = f"messages[{number}].content"
@@ -45,15 +48,9 @@ async def to_payload(messages: list[ChatMessage], model: Model, settings: Settin
         if not content:
             raise ApiError(f"{field} must not be empty", field)
         if not isinstance(content, str):
-            parts = [
-                await _part(part, f"{field}[{i}]", model, settings, clips) for i, part in enumerate(content)
-            ]
-            content = _joined(parts)
+            content = _joined([await reader.part(part, f"{field}[{i}]") for i, part in enumerate(content)])
         turns.append({"role": _ROLES.get(message.role, message.role), "content": content})
-    payload: Payload = {"messages": turns}
-    if clips:
-        payload["audio"] = clips
-    return payload
+    return {"messages": turns, **reader.media()}
 
 
 def _joined(parts: list[dict[str, Any]]) -> Any:
@@ -63,37 +60,116 @@ def _joined(parts: list[dict[str, Any]]) -> Any:
     return parts
 
 
-async def _part(part: Part, field: str, model: Model, settings: Settings, clips: list[Any]) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    if isinstance(part, ImageLinkPart | VideoLinkPart):
-        what = "images" if isinstance(part, ImageLinkPart) else "video"
-        raise ApiError(f"{field}: {model.name} takes no {what}", field, code="unsupported_modality")
-    if AUDIO not in model.inputs:
-        raise ApiError(f"{field}: {model.name} takes no audio", field, code="unsupported_modality")
-    if len(clips) == MAX_CLIPS:
-        raise ApiError(f"{field}: more than {MAX_CLIPS} clips", field, code="too_many_clips")
-    samples = await _audio(part, field, settings, sum(len(clip) for clip in clips))
-    clips.append(samples)
-    return {"type": "audio", "index": len(clips) - 1}
+class _Reader:
+    """Decodes the parts of one request, and knows what is left of its allowances."""
 
+    def __init__(self, model: Model, settings: Settings, sound_in_videos: bool) -> None:
+        self._model = model
+        self._settings = settings
+        self._sound_in_videos = sound_in_videos
+        self._pixels = uploads.Pixels(settings.max_pixels_mp)
+        self._clips: list[Samples] = []
+        self._pictures: list[Rgb] = []
+        self._films: list[Rgb] = []
+        self._fps: list[float] = []
 
-async def _audio(part: AudioPart | AudioLinkPart, field: str, settings: Settings, before: int) -> Any:
-    """Decodes one clip; ``before`` samples of the request's allowance are spent already."""
-    expected = None
-    if isinstance(part, AudioPart):
-        text, field = part.input_audio.data, f"{field}.input_audio"
-        expected = part.input_audio.format
-        if expected not in media.FORMATS:
-            raise ApiError(f"{field}.format: one of {', '.join(media.FORMATS)}", f"{field}.format")
-        field = f"{field}.data"
-    else:
-        text, field = part.audio_url.url, f"{field}.audio_url.url"
-        if ":" not in text:
+    def media(self) -> Payload:
+        """The payload's fields of all that was decoded."""
+        fields = {
+            "audio": self._clips,
+            "images": self._pictures,
+            "videos": self._films,
+            "video_fps": self._fps,
+        }
+        return {name: values for name, values in fields.items() if values}
+
+    async def part(self, part: Part, field: str) -> dict[str, Any]:
+        """One part of a message. Raises ApiError."""
+        if isinstance(part, TextPart):
+            return {"type": "text", "text": part.text}
+        if isinstance(part, ImageLinkPart):
+            return await self._picture(part, field)
+        if isinstance(part, VideoLinkPart):
+            return await self._film(part, field)
+        self._check(AUDIO, "audio", len(self._clips), self._settings.max_clips, field)
+        self._clips.append(await self._clip(part, field))
+        return {"type": "audio", "index": len(self._clips) - 1}
+
+    def _check(self, modality: str, plural: str, before: int, most: int, field: str) -> None:
+        """Whether the pipeline takes such a part, and this request one more."""
+        if modality not in self._model.inputs:
+            raise ApiError(
+                f"{field}: {self._model.name} takes no {plural}", field, code="unsupported_modality"
+            )
+        if before == most:
+            what = "clips" if modality == AUDIO else plural
+            raise ApiError(f"{field}: more than {most} {what}", field, code=f"too_many_{what}")
+
+    @property
+    def _seconds_left(self) -> float:
+        heard = sum(map(len, self._clips)) / media.SAMPLE_RATE
+        return self._settings.max_audio_s - heard
+
+    async def _clip(self, part: AudioPart | AudioLinkPart, field: str) -> Samples:
+        expected = None
+        if isinstance(part, AudioPart):
+            text, field = part.input_audio.data, f"{field}.input_audio"
+            expected = part.input_audio.format
+            if expected not in media.FORMATS:
+                raise ApiError(f"{field}.format: one of {', '.join(media.FORMATS)}", f"{field}.format")
+            field = f"{field}.data"
+            data = await uploads.load(text, field, self._fetcher(AUDIO, self._settings.max_audio_mb))
+        else:
+            field = f"{field}.audio_url.url"
+            data = await self._linked(part.audio_url.url, field, AUDIO, self._settings.max_audio_mb)
+        return await media.decode(data, field, max_s=self._seconds_left, expected=expected)
+
+    async def _picture(self, part: ImageLinkPart, field: str) -> dict[str, Any]:
+        self._check(IMAGE, "images", len(self._pictures), self._settings.max_images, field)
+        link, field = part.image_url, f"{field}.image_url.url"
+        data = await self._linked(link.url, field, IMAGE, self._settings.max_image_mb)
+        low = link.detail == "low"
+        rgb = await pictures.decode(data, field, max_mp=self._settings.max_image_mp, low=low)
+        self._pixels.take(rgb.shape[0] * rgb.shape[1], field)
+        self._pictures.append(rgb)
+        return {"type": "image", "index": len(self._pictures) - 1}
+
+    async def _film(self, part: VideoLinkPart, field: str) -> dict[str, Any]:
+        settings = self._settings
+        self._check(VIDEO, "videos", len(self._films), settings.max_videos, field)
+        if self._sound_in_videos:
+            self._check(AUDIO, "audio", len(self._clips), settings.max_clips, field)
+        field = f"{field}.video_url.url"
+        data = await self._linked(part.video_url.url, field, VIDEO, settings.max_video_mb)
+        film = await films.decode(
+            data,
+            field,
+            films.Bounds(
+                settings.max_video_s,
+                settings.max_video_mp,
+                settings.video_fps,
+                settings.max_frames,
+                settings.max_frame_mp,
+            ),
+            pixels=self._pixels,
+            sound_s=self._seconds_left if self._sound_in_videos else None,
+        )
+        self._films.append(film.frames)
+        self._fps.append(film.fps)
+        place = {"type": "video", "index": len(self._films) - 1}
+        if film.sound is not None:
+            self._clips.append(film.sound)
+            place["audio"] = len(self._clips) - 1
+        return place
+
+    async def _linked(self, url: str, field: str, what: str, max_mb: float) -> bytes:
+        if ":" not in url:
             raise ApiError(f"{field}: neither a data URI nor a link", field, code="url_not_allowed")
-    max_bytes = int(settings.max_audio_mb * 2**20)
-    allows = is_any if settings.allow_media_private else is_public
-    fetcher = Fetcher(hosts=settings.allow_media_host, max_bytes=max_bytes, allows=allows)
-    data = await media.load(text, field, max_bytes, fetcher)
-    max_s = settings.max_audio_s - before / media.SAMPLE_RATE
-    return await media.decode(data, field, max_s=max_s, expected=expected)
+        return await uploads.load(url, field, self._fetcher(what, max_mb))
+
+    def _fetcher(self, what: str, max_mb: float) -> Fetcher:
+        settings = self._settings
+        allows = is_any if settings.allow_media_private else is_public
+        return Fetcher(
+            hosts=settings.allow_media_host, max_bytes=int(max_mb * 2**20), what=what, allows=allows
+        )

@@ -9,7 +9,7 @@ import msgspec
 from broker.gateway.errors import ApiError
 from pipelines.graph import Endpoint, Pipeline
 
-TEXT, AUDIO = "text", "audio"
+TEXT, AUDIO, IMAGE, VIDEO = "text", "audio", "image", "video"
 
 #: OpenAI's voice names. Clients that people already have send one of them; each means the default voice.
 OPENAI_VOICES = (

@@ -64,6 +64,12 @@ class Link(msgspec.Struct):
     url: str
 
 
+class ImageLink(Link):
+    """A picture, and how much of it should be looked at: "low" shrinks it, the others leave it as it is."""
+
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
 class AudioLinkPart(msgspec.Struct, tag_field="type", tag="audio_url"):
     """A spoken part of a message, as vLLM's callers send it."""
 
@@ -71,13 +77,13 @@ class AudioLinkPart(msgspec.Struct, tag_field="type", tag="audio_url"):
 
 
 class ImageLinkPart(msgspec.Struct, tag_field="type", tag="image_url"):
-    """An image. No pipeline takes one yet; known so that the refusal can say so."""
+    """A picture in a message."""
 
-    image_url: Link
+    image_url: ImageLink
 
 
 class VideoLinkPart(msgspec.Struct, tag_field="type", tag="video_url"):
-    """A video; as with images."""
+    """A video in a message."""
 
     video_url: Link
 
@@ -91,6 +97,12 @@ class ChatMessage(msgspec.Struct):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Parts | None = None
+
+
+class ProcessorOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """How media are read, under vLLM's name for it."""
+
+    use_audio_in_video: bool | None = None  #: a video's own sound is heard along with its frames
 
 
 class AudioOut(msgspec.Struct):
@@ -113,6 +125,7 @@ class ChatRequest(Sampling, kw_only=True):
     model: str | None = None
     modalities: list[str] | None = None
     audio: AudioOut | None = None
+    mm_processor_kwargs: ProcessorOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_completion_tokens: Tokens | None = None
