@@ -18,11 +18,14 @@ class MelFrames:
 
     Args:
         folder: The checkpoint, with ``preprocessor_config.json``.
+        silence: Whether the model's processor pads at all. If not, the last frames hear the clip's end
+            mirrored, and only a clip shorter than a transform gets silence.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, silence: bool = True) -> None:
         from transformers import WhisperFeatureExtractor
 
+        self._silence = silence
         self._extractor: Any = WhisperFeatureExtractor.from_pretrained(folder)
 
     @property
@@ -34,7 +37,10 @@ class MelFrames:
         """Mono at the extractor's rate, float32 [n] -> [mel bins, frames]."""
         extractor = self._extractor
         hop = extractor.hop_length
-        padded = -(-len(clip) // hop) * hop + -(-extractor.n_fft // hop) * hop
+        if self._silence:
+            padded = -(-len(clip) // hop) * hop + -(-extractor.n_fft // hop) * hop
+        else:
+            padded = max(len(clip), extractor.n_fft)
         made = extractor(
             clip,
             sampling_rate=extractor.sampling_rate,

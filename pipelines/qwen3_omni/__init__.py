@@ -1,0 +1,1 @@
+"""Qwen3-Omni: any input, text and speech out."""
