@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from broker.gateway.errors import ApiError
-from broker.gateway.messages import MAX_CLIPS, to_payload
+from broker.gateway.messages import to_payload
 from broker.gateway.schemas import AudioPart, ChatMessage, InputAudio
 from broker.gateway.settings import Settings
 from tests.gateway.test_bad_requests import CHAT, USER, works
@@ -46,11 +46,11 @@ async def test_clips_are_counted() -> None:
     import base64
 
     clip = AudioPart(InputAudio(base64.b64encode(await file("wav", 0.2)).decode(), "wav"))
-    parts = [clip] * MAX_CLIPS
-    payload = await to_payload([ChatMessage("user", [*parts])], VOICE, Settings())
-    assert len(payload["audio"]) == MAX_CLIPS
-    with pytest.raises(ApiError, match=str(MAX_CLIPS)) as refused:
-        await to_payload([ChatMessage("user", [*parts]), ChatMessage("user", [clip])], VOICE, Settings())
+    parts, settings = [clip] * 3, Settings(max_clips=3)
+    payload = await to_payload([ChatMessage("user", [*parts])], VOICE, settings)
+    assert len(payload["audio"]) == 3
+    with pytest.raises(ApiError, match="more than 3 clips") as refused:
+        await to_payload([ChatMessage("user", [*parts]), ChatMessage("user", [clip])], VOICE, settings)
     assert refused.value.param == "messages[1].content[0]"
 
 
