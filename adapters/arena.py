@@ -150,6 +150,22 @@ class SharedMemory:
             wake()
         self.reader.forget()
 
+    def leave(self) -> bool:
+        """Ends our part without taking away what others may still need. Idempotent.
+
+        Segments with blocks in use stay, as those of a dead process do: whoever counts the blocks unlinks
+        them after the last. All others go. Whether any stays.
+        """
+        with self._lock:
+            self._closed = True
+            used = {name: segment for name, segment in self._segments.items() if segment.blocks}
+            for name in used:
+                del self._segments[name]
+        for segment in used.values():
+            segment.let_go()
+        self.close()
+        return bool(used)
+
     def __enter__(self) -> Self:
         return self
 

@@ -110,6 +110,10 @@ class Segment:
         if not self._blocks:
             with contextlib.suppress(OSError):  # not every file system can punch holes
                 self.memory.madvise(mmap.MADV_REMOVE)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Ends our use of the file, which stays as a dead owner's does."""
         with contextlib.suppress(BufferError):  # a put of another thread; the mapping goes with its end
             self.memory.close()
         self.unlock()

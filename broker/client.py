@@ -22,6 +22,7 @@ from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, Payload, pack_wait, unpack
 from adapters.disk import DiskStore
 from adapters.handle import AdapterError
+from adapters.sweep import sweep
 from broker.address import cure, endpoints
 from broker.protocol import (
     VERSION,
@@ -264,18 +265,22 @@ class Client:
             self._connection.post(message)
 
     async def close(self) -> None:
-        """Leaves; requests that are open end, but for those that were submitted with ``stored``."""
+        """Leaves; requests that are open end, but for those that were submitted with ``stored``.
+
+        What they were given stays readable until the broker, or whoever sweeps, removes it.
+        """
         if self._beating is None:
             return
         self._beating.cancel()
         self._beating = None
         for stream in list(self._streams.values()):
             stream.leave()
-        self._connection.post(Bye())
+        arenas = self._old_arenas if self._arena is None else [self._arena, *self._old_arenas]
+        stays = [arena.leave() for arena in arenas]
+        self._connection.post(Bye())  # the broker sweeps when it has read this: our locks must be gone
         self._connection.close()
-        for arena in (self._arena, *self._old_arenas):
-            if arena is not None:
-                arena.close()
+        if any(stays):
+            sweep()  # in case the broker ended before us
 
     # --- for the streams
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from adapters.sweep import sweep
 from broker.address import AddressError, make_run_dir
 from broker.client import BrokerGone, Client
 
@@ -107,6 +108,7 @@ class PrivateBroker:
         if self._process.stdin is not None:
             self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        sweep()  # what a broker that had not heard our farewell has kept for its next start
 
 
 def _kept(client: Client, name: str) -> bool:

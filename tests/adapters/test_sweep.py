@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from adapters.arena import SharedMemory
-from adapters.handle import Handle
+from adapters.handle import AdapterError, Handle
 from adapters.sweep import RunLock, segments, sweep, unlink_owner
 from tests.adapters.conftest import RUN
 
@@ -49,6 +50,23 @@ def test_living_owners_keep_their_segments(arena: SharedMemory) -> None:
     assert (listed.owner_alive, listed.run, listed.run_state, listed.bytes) == (True, RUN, "alive", 8 << 20)
     assert sweep() == []
     assert segments() == [listed]
+
+
+def test_what_others_may_need_stays_when_its_owner_leaves(folder: Path) -> None:
+    with SharedMemory(RUN) as reader, closing(RunLock(RUN)):
+        owner = SharedMemory(RUN, first_segment=4096)
+        needed, done = owner.put(np.arange(100)), owner.put(np.arange(600))
+        assert needed.block.place != done.block.place
+        owner.free(done.block)
+        assert owner.leave()
+        assert not owner.leave()
+        assert [segment.name for segment in segments()] == [needed.block.place]
+        assert not segments()[0].owner_alive
+        assert sweep() == []
+        assert reader.get(needed, lambda block: None).tolist() == list(range(100))
+        with pytest.raises(AdapterError, match="closed"):
+            owner.put(np.zeros(10))
+    assert [swept.name for swept in sweep()] == [needed.block.place]
 
 
 def test_dead_owners_segments_go(fork: Fork, folder: Path) -> None:

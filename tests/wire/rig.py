@@ -213,7 +213,7 @@ class Worker:
         self.process.connection.close()
         self._guardian.post(Bye())
         self._guardian.close()
-        self.process.arena.close()
+        self.process.arena.leave()
 
 
 class Rig:
