@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines import catalog, overrides, plain
+from pipelines import catalog, overrides, plain, whole
 from pipelines.checks import check
 from pipelines.decode import decode
 from pipelines.errors import PipelineError, choices
@@ -19,25 +19,30 @@ from pipelines.overrides import Override
 __all__ = ["PipelineError", "find", "load", "load_all"]
 
 
-def load(name: str | Path, stage_overrides: Sequence[str] = ()) -> Pipeline:
+def load(name: str | Path, stage_overrides: Sequence[str] = (), models: Sequence[str] = ()) -> Pipeline:
     """Loads one pipeline.
 
     Args:
         name: A pipeline that ships ("voice", "echo"), a YAML file, or a folder with a pipeline.yaml.
         stage_overrides: Settings like "thinker.max_num_seqs=32"; later ones win.
+        models: Models for all stages that have one, see :mod:`pipelines.whole`; a stage's setting wins.
 
     Raises :class:`PipelineError`, whose message names file, key, value and what is allowed.
     """
-    return load_all([name], stage_overrides)[0]
+    return load_all([name], stage_overrides, models)[0]
 
 
-def load_all(names: Sequence[str | Path], stage_overrides: Sequence[str] = ()) -> list[Pipeline]:
+def load_all(
+    names: Sequence[str | Path], stage_overrides: Sequence[str] = (), models: Sequence[str] = ()
+) -> list[Pipeline]:
     """Loads the pipelines that one broker serves. An override goes to each of them that has its stage.
 
     Raises :class:`PipelineError`, also when two of them carry one name, or an override has no stage.
     """
     files = [find(name) for name in names]
     documents = [_read(file) for file in files]
+    for model in models:
+        whole.apply(model, documents)
     _override([overrides.parse(text) for text in stage_overrides], documents)
     pipelines: list[Pipeline] = []
     for file, document in zip(files, documents, strict=True):

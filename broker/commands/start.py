@@ -40,6 +40,13 @@ def start(  # noqa: PLR0917 - the options of a command line
             "Default: voice.",
         ),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The model of all stages that have one: a name of `omni-broker models list`, a Hugging Face "
+            "id, a folder, or tiny-random. With several pipelines: PIPELINE=NAME."
+        ),
+    ] = None,
     stage: Annotated[
         list[str] | None,
         typer.Option(
@@ -133,7 +140,7 @@ def start(  # noqa: PLR0917 - the options of a command line
         settings = Settings(
             pipelines=[
                 loaded.with_checkpoint(checkpoint) if checkpoint else loaded  # type: ignore[arg-type]
-                for loaded in load_all(pipeline or [DEFAULT_PIPELINE], stage or [])
+                for loaded in load_all(pipeline or [DEFAULT_PIPELINE], stage or [], model or [])
             ],
             host=host,
             port=port,

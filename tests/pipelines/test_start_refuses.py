@@ -15,6 +15,7 @@ CASES = {
     "stage": (["--stage", "9.max_num_seqs=3"], "no stage '9'; Allowed: ears, thinker, talker, code2wav"),
     "pipeline": (["--pipeline", "voise"], "did you mean voice?"),
     "alias": (["--omni-stage-config", "no/such.yaml"], "no/such.yaml: no such file"),
+    "model": (["--pipeline", "echo", "--model", "gpt2"], "no stage of echo has a model"),
     "gpu": (["--stage", "thinker.devices=cuda:700"], "'cuda:700' is not on this machine"),
     "ranks": (
         ["--stage", "thinker.devices=[cpu]", "--stage", "thinker.tensor-parallel-size=4"],
