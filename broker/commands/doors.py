@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from broker.address import AddressError, endpoints
 
 API_KEY_VARIABLE = "OMNI_API_KEY"
-_HOST = re.compile(r"\.?[^\s/*@,:.-][^\s/*@,]*")
 
 
 def use_keys(folder: Path | None) -> None:
@@ -45,14 +43,3 @@ def api_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
 
         raise ApiKeysError(f"{file} holds no key: write `name key` or `key` in each line")
     return tuple(lines) if keys else ()
-
-
-def media_options(hosts: list[str], private: bool) -> tuple[str, ...]:
-    """The gateway's options for links. Raises AddressError for what is no host."""
-    for host in hosts:
-        if not _HOST.fullmatch(host):
-            raise AddressError(
-                f"--allow-media-host {host!r}: name a host, or all hosts below one with .example.org"
-            )
-    options = [f"--allow-media-host={host}" for host in hosts]
-    return (*options, "--allow-media-private") if private else tuple(options)

@@ -6,11 +6,12 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from broker.commands import doors
+from broker.commands.bounds import with_gateway_settings
 from broker.commands.common import USAGE, say
 from broker.commands.doors import API_KEY_VARIABLE
 
@@ -30,6 +31,7 @@ def _checkpoint(text: str | None) -> str | None:
     return text
 
 
+@with_gateway_settings
 def start(  # noqa: PLR0917 - the options of a command line
     pipeline: Annotated[
         list[str] | None,
@@ -94,22 +96,13 @@ def start(  # noqa: PLR0917 - the options of a command line
         Path | None,
         typer.Option(help="A file of such keys, a line each: `name key`, or just `key`.", dir_okay=False),
     ] = None,
-    allow_media_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A host that links in messages may lead to, or .example.org for all hosts below it. Repeat "
-            "it for more. Default: links are refused."
-        ),
-    ] = None,
-    allow_media_private: Annotated[
-        bool, typer.Option("--allow-media-private", help="Also where such a host is not on the internet.")
-    ] = False,
     workers: Annotated[bool, typer.Option(help="Start the stages' workers.")] = True,
     gateway: Annotated[bool, typer.Option(help="Start the HTTP gateway.")] = True,
     log_level: Annotated[str, typer.Option(help=f"{', '.join(LEVELS)}.", callback=_level)] = "INFO",
     stop_with_stdin: Annotated[
         bool, typer.Option("--stop-with-stdin", help="Stop when standard input ends.", hidden=True)
     ] = False,
+    **gateway_settings: Any,
 ) -> None:
     """Start a broker, its HTTP gateway and the workers of its pipelines.
 
@@ -125,6 +118,8 @@ def start(  # noqa: PLR0917 - the options of a command line
         state_dir,
     )
     from broker.gateway.keys import ApiKeysError
+    from broker.gateway.settings import Settings as GatewaySettings
+    from broker.gateway.settings import SettingsError
     from broker.supervisor import AlreadyRunning, Settings, supervise
     from pipelines.catalog import DEFAULT_PIPELINE
     from pipelines.checks import check_local_devices
@@ -146,7 +141,9 @@ def start(  # noqa: PLR0917 - the options of a command line
             port=port,
             workers=workers,
             gateway=gateway,
-            gateway_options=doors.media_options(allow_media_host or [], allow_media_private),
+            gateway_options=GatewaySettings(
+                **{name: value for name, value in gateway_settings.items() if value is not None}
+            ).command_line(),
             api_keys=doors.api_keys(api_key or [], api_keys),
             listen=listen,
             run_dir=make_run_dir(run_dir()),
@@ -158,7 +155,7 @@ def start(  # noqa: PLR0917 - the options of a command line
         if workers:
             for loaded in settings.pipelines:
                 check_local_devices(loaded, gpu_count())
-    except (PipelineError, AddressError, NoRoom, ApiKeysError) as error:
+    except (PipelineError, AddressError, NoRoom, ApiKeysError, SettingsError) as error:
         say(str(error))
         raise typer.Exit(USAGE) from None
     if gateway and not settings.api_keys and not is_loopback(host):

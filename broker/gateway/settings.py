@@ -1,54 +1,115 @@
-"""The gateway's bounds, each of them a command line option (see ``__main__``)."""
+"""The gateway's bounds, each of them an option of its command line and of `omni-broker start`."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, get_origin
+import re
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
+
+_HOST = re.compile(r"\.?[^\s/*@,:.-][^\s/*@,]*")
+
+
+class SettingsError(ValueError):
+    """A setting that makes no sense; the message names its option."""
+
+
+def says(text: str) -> Meta:
+    """What a setting's option says about itself."""
+    return Meta(description=text)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What callers may ask of the gateway."""
+    """What callers may ask of the gateway. Raises SettingsError for a bound that lets nothing through."""
 
-    max_body_mb: float = 48.0  #: MiB of a request's body; more is refused with 413
-    max_audio_mb: float = 25.0  #: MiB of one uploaded audio file, as uploaded
-    max_audio_s: float = 1800.0  #: seconds of audio in one request, decoded
-    max_clips: int = 16  #: clips in one request
-    max_image_mb: float = 20.0  #: MiB of one uploaded picture, as uploaded
-    max_image_mp: float = 32.0  #: megapixels of one picture, at most 178
-    max_images: int = 16  #: pictures in one request
-    max_video_mb: float = 32.0  #: MiB of one uploaded video, as uploaded
-    max_video_mp: float = 9.0  #: megapixels of a video's frame, as uploaded
-    max_video_s: float = 120.0  #: seconds of one video
-    max_videos: int = 4  #: videos in one request
-    video_fps: float = 2.0  #: frames a second that are kept of a video
-    max_frames: int = 64  #: frames that are kept of one video at most, spread over all of it
-    max_frame_mp: float = 1.0  #: megapixels that kept frames are shrunk to if they have more
-    max_pixels_mp: float = 192.0  #: megapixels of all pictures and kept frames of one request
-    max_choices: int = 16  #: the largest `n`
-    max_open: int = 2048  #: requests that are handled at once; more are refused with 503
-    stall_s: float = 30.0  #: a client that takes nothing for so long loses its request
-    probe_s: float = 2.0  #: how long /ready and /metrics wait for the broker
-    api_keys: str = ""  #: a file of API keys, see :mod:`broker.gateway.keys`; "": everybody may ask
-    allow_media_host: list[str] = []  #: hosts that media may be fetched from, see `fetch.Fetcher`
-    allow_media_private: bool = False  #: also where they lead to addresses that are not public
+    max_body_mb: Annotated[float, says("MiB of a request's body; more is refused with 413.")] = 48.0
+    max_audio_mb: Annotated[float, says("MiB of one uploaded audio file, as uploaded.")] = 25.0
+    max_audio_s: Annotated[float, says("Seconds of audio in one request, decoded.")] = 1800.0
+    max_clips: Annotated[int, says("Clips in one request.")] = 16
+    max_image_mb: Annotated[float, says("MiB of one uploaded picture, as uploaded.")] = 20.0
+    max_image_mp: Annotated[float, says("Megapixels of one picture, at most 178.")] = 32.0
+    max_images: Annotated[int, says("Pictures in one request.")] = 16
+    max_video_mb: Annotated[float, says("MiB of one uploaded video, as uploaded.")] = 32.0
+    max_video_mp: Annotated[float, says("Megapixels of a video's frame, as uploaded.")] = 9.0
+    max_video_s: Annotated[float, says("Seconds of one video.")] = 120.0
+    max_videos: Annotated[int, says("Videos in one request.")] = 4
+    video_fps: Annotated[float, says("Frames a second that are kept of a video.")] = 2.0
+    max_frames: Annotated[int, says("Frames that are kept of one video at most, spread over all of it.")] = 64
+    max_frame_mp: Annotated[float, says("Megapixels that kept frames are shrunk to if they have more.")] = 1.0
+    max_pixels_mp: Annotated[float, says("Megapixels of all pictures and kept frames of one request.")] = (
+        192.0
+    )
+    max_choices: Annotated[int, says("The largest `n`.")] = 16
+    max_open: Annotated[int, says("Requests that are handled at once; more are refused with 503.")] = 2048
+    stall_s: Annotated[float, says("A caller that takes nothing for so many seconds loses its request.")] = (
+        30.0
+    )
+    probe_s: Annotated[float, says("Seconds that /ready and /metrics wait for the broker.")] = 2.0
+    api_keys: Annotated[str, says("A file of API keys; without one everybody may ask.")] = ""
+    allow_media_host: Annotated[
+        list[str],
+        says(
+            "A host that links in messages may lead to, or .example.org for all hosts below it. Repeat it "
+            "for more. Default: links are refused."
+        ),
+    ] = []
+    allow_media_private: Annotated[bool, says("Also where such a host is not on the internet.")] = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a bound that lets nothing through."""
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
-                raise ValueError(f"--{name.replace('_', '-')} {value}: must be above 0")
+        for option in options():
+            value = getattr(self, option.name)
+            if option.kind in (int, float) and not value > 0:
+                raise SettingsError(f"{option.flag} {value}: must be above 0")
+        for host in self.allow_media_host:
+            if not _HOST.fullmatch(host):
+                text = "name a host, or all hosts below one with .example.org"
+                raise SettingsError(f"--allow-media-host {host!r}: {text}")
+
+    def command_line(self) -> tuple[str, ...]:
+        """The options that make a gateway have these settings."""
+        changed = [option for option in options() if getattr(self, option.name) != option.default]
+        return tuple(word for option in changed for word in option.words(getattr(self, option.name)))
+
+
+class Option(NamedTuple):
+    """A setting, as command lines need it."""
+
+    name: str
+    flag: str
+    kind: type  #: bool, int, float, str, or list (of str)
+    default: Any
+    help: str
+
+    def words(self, value: Any) -> list[str]:
+        """What sets it to this, on a command line."""
+        if self.kind is bool:
+            return [self.flag]
+        return [f"{self.flag}={part}" for part in (value if self.kind is list else [value])]
+
+
+def options() -> list[Option]:
+    """All settings."""
+    return [
+        Option(
+            field.name,
+            "--" + field.name.replace("_", "-"),
+            get_origin(kind) or kind,
+            field.default_factory() if field.default is msgspec.NODEFAULT else field.default,
+            meta.description,
+        )
+        for field in msgspec.structs.fields(Settings)
+        for kind, meta in [get_args(field.type)]
+    ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds an option for each setting."""
-    for field in msgspec.structs.fields(Settings):
-        kind: dict[str, Any] = {"type": field.type}
-        if field.type is bool:
-            kind = {"action": "store_true"}
-        elif get_origin(field.type) is list:
-            kind = {"action": "append"}
-        default = [] if field.default is msgspec.NODEFAULT else field.default
-        parser.add_argument("--" + field.name.replace("_", "-"), default=default, **kind)
+    for option in options():
+        how: dict[str, Any] = {"type": option.kind}
+        if option.kind is bool:
+            how = {"action": "store_true"}
+        elif option.kind is list:
+            how = {"action": "append"}
+        parser.add_argument(option.flag, default=option.default, help=option.help, **how)
