@@ -128,8 +128,9 @@ class Rules:
 
         time, height, width = grid[0], grid[1] // self._merge, grid[2] // self._merge
         times = torch.arange(time) * torch.tensor(1.0 if seconds is None else seconds) * self._per_second
-        axes = torch.meshgrid(times.float(), torch.arange(height), torch.arange(width), indexing="ij")
-        return torch.stack([axis.float().flatten() for axis in axes]) + start
+        axes = (times, torch.arange(height), torch.arange(width))
+        planes = torch.meshgrid(*(axis.float() for axis in axes), indexing="ij")
+        return torch.stack([axis.flatten() for axis in planes]) + start
 
 
 def _line(count: int, start: float) -> torch.Tensor:

@@ -161,7 +161,10 @@ class Talker(Model):
         ]
         answer[3:] += self.decoder.codec_embedding(torch.tensor(controls, device=self.device))
         ids = [*heard.user_ids, *[self._marks[2]] * len(answer)]
-        positions = self._rules.positions(ids, heard.spans)
+        # transformers tells its thinker alone that a film's sound stands among its pictures; to the talker they
+        # are one line of rows.
+        spans = [Span(sound=self._rules.rows(span)) if span.in_film else span for span in heard.spans]
+        positions = self._rules.positions(ids, spans)
         prompt = Prompt(
             (),  # the repetition penalty looks at codes alone
             embeds=torch.cat([users, answer]),
