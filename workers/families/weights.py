@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,17 @@ class Checkpoint:
         module.eval()
         self._fill(module, prefix)
         return module
+
+    def rows(self, name: str, numbers: Sequence[int]) -> Any:
+        """Some rows of a matrix, [len(numbers), ...], without reading the rest of it. Raises ValueError."""
+        import torch
+        from safetensors import safe_open
+
+        if name not in self._files:
+            raise ValueError(f"{self.folder}: the checkpoint has no {name}")
+        with safe_open(self.folder / self._files[name], framework="pt") as tensors:
+            matrix = tensors.get_slice(name)
+            return torch.stack([matrix[number] for number in numbers])
 
     def _fill(self, module: Any, prefix: str) -> None:
         import torch

@@ -55,21 +55,19 @@ class Decoder:
         place = {"device": device, "dtype": checkpoint.dtype(options.dtype, device)}
         self._speakers = Speakers(checkpoint.folder)
         self._dit = checkpoint.part(
-            lambda: modeling.Qwen2_5OmniToken2WavDiTModel._from_config(
-                config.dit_config, attn_implementation="sdpa"
-            ),
+            lambda: modeling.Qwen2_5OmniToken2WavDiTModel(config.dit_config),
             "token2wav.code2wav_dit_model.",
             **place,
         )
         self._vocoder = checkpoint.part(
-            lambda: modeling.Qwen2_5OmniToken2WavBigVGANModel._from_config(config.bigvgan_config),
+            lambda: modeling.Qwen2_5OmniToken2WavBigVGANModel(config.bigvgan_config),
             "token2wav.code2wav_bigvgan_model.",
             **place,
         )
         self._place = place
         self._mel_bins = config.dit_config.mel_dim
         self._repeats = config.dit_config.repeats
-        self.codes = config.dit_config.num_embeds
+        self.codes = config.dit_config.num_embeds + 1
         self.hop = self._repeats * int(np.prod(config.bigvgan_config.upsample_rates))
         self._embeddings: dict[tuple[str, bool], Any] = {}
 

@@ -30,12 +30,12 @@ class Encoder:
         self._dtype = checkpoint.dtype(options.dtype, device)
         place = {"device": device, "dtype": self._dtype}
         self._audio = checkpoint.part(
-            lambda: modeling.Qwen2_5OmniAudioEncoder._from_config(config.audio_config),
+            lambda: modeling.Qwen2_5OmniAudioEncoder(config.audio_config),
             "thinker.audio_tower.",
             **place,
         )
         self._vision = checkpoint.part(
-            lambda: modeling.Qwen2_5OmniVisionEncoder._from_config(config.vision_config),
+            lambda: modeling.Qwen2_5OmniVisionEncoder(config.vision_config),
             "thinker.visual.",
             **place,
         )

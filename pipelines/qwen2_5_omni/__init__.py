@@ -1,0 +1,1 @@
+"""Qwen2.5-Omni: an encoder, a thinker, a talker and a diffusion decoder."""
