@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -141,6 +140,3 @@ async def running(checkpoint: Path, *names: str, **settings: Any) -> AsyncIterat
                 for name in names or engines
             }
         )
-
-
-__all__ = ["GREEDY", "Answer", "Rig", "asyncio", "running", "stages"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from pipelines.options import OmniCode2WavOptions
@@ -47,8 +48,6 @@ class Decoder:
 
     def decode(self, windows: Sequence[Window]) -> list[NDArray[np.float32]]:
         """See :class:`workers.families.waves.Decoder`."""
-        import torch
-
         codes = torch.from_numpy(np.stack([window.codes for window in windows])).to(self._device)
         with torch.inference_mode():
             waves = self._model(codes)[:, 0].float().cpu().numpy()

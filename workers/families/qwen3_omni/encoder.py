@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from adapters.chunk import Payload
 from pipelines.options import OmniEncoderOptions
 from workers.families.media import Medium, refused
@@ -51,8 +53,6 @@ class Encoder:
 
     def encode(self, kind: str, media: Sequence[Medium]) -> list[Payload]:
         """See :class:`workers.families.media.Encoder`."""
-        import torch
-
         with torch.inference_mode():
             if kind == "audio":
                 return [self._sound(clip) for clip in media]
@@ -63,8 +63,6 @@ class Encoder:
 
         So the rows of a clip would depend on its company.
         """
-        import torch
-
         seconds = len(clip.data) / 16_000
         if seconds > self._mel.longest_s:
             raise refused(f"audio: {seconds:.0f} s long; the model takes {self._mel.longest_s:.0f} s a clip")
@@ -73,8 +71,6 @@ class Encoder:
         return {"embeds": self._audio(frames, feature_lens=length).last_hidden_state.cpu()}
 
     def _pictures(self, kind: str, media: Sequence[Medium]) -> list[Payload]:
-        import torch
-
         cuts = [self._patches(kind, medium) for medium in media]
         values, grids = joined(cuts, device=self._device, dtype=self._dtype)
         encoded = self._vision(values, grid_thw=grids)

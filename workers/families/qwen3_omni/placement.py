@@ -9,14 +9,13 @@ film, and the rows of both stand in the order of their times, film first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from adapters.chunk import Payload
 from workers.engine import ItemError
 from workers.families.conversation import Medium
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Span(NamedTuple):
@@ -85,8 +84,6 @@ class Rules:
 
     def positions(self, ids: Sequence[int], spans: Sequence[Span]) -> torch.Tensor:
         """float32 [3, n] of a prompt's tokens (placeholders one a row) with these spans in it, in order."""
-        import torch
-
         parts: list[torch.Tensor] = []
         left, at, start = iter(spans), 0, 0.0
         while at < len(ids):
@@ -114,8 +111,6 @@ class Rules:
 
         What follows goes on after that, as with transformers.
         """
-        import torch
-
         film = torch.tensor(list(self._interleaved(span)))
         woven = torch.empty(3, len(film))
         woven[:, film], woven[:, ~film] = planes, line
@@ -124,8 +119,6 @@ class Rules:
         return [woven[:, :split], woven[:, split:]]
 
     def _planes(self, grid: tuple[int, int, int], seconds: float | None, start: float) -> torch.Tensor:
-        import torch
-
         time, height, width = grid[0], grid[1] // self._merge, grid[2] // self._merge
         times = torch.arange(time) * torch.tensor(1.0 if seconds is None else seconds) * self._per_second
         axes = (times, torch.arange(height), torch.arange(width))
@@ -134,8 +127,6 @@ class Rules:
 
 
 def _line(count: int, start: float) -> torch.Tensor:
-    import torch
-
     return (torch.arange(count).float() + start).expand(3, -1)
 
 

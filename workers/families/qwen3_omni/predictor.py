@@ -7,12 +7,11 @@ sequences of a step are computed together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-    from workers.engines.ar.sampling import Draws
+from workers.engines.ar.sampling import Draws
 
 #: What transformers' talker gives its predictor where it samples at all.
 _TOP_K, _TOP_P = 50, 0.8
@@ -33,8 +32,6 @@ class Predictor:
 
     def codes(self, last: torch.Tensor, first: torch.Tensor, draws: Draws) -> torch.Tensor:
         """All codes of frames: [B, hidden] and the first codes' embeddings [B, hidden] -> int [B, q - 1]."""
-        import torch
-
         memory = _Memory(self._model.config, len(last), self._books + 1, last)
         turns = self._turns(last)
         self._row(last, 0, turns, memory)
@@ -48,8 +45,6 @@ class Predictor:
 
     def _turns(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotary cosines and sines of all rows, [1, rows, head_dim] each."""
-        import torch
-
         places = torch.arange(self._books + 1, device=like.device)[None]
         cosines, sines = self._model.rotary_emb(like, places)
         return cosines, sines

@@ -13,26 +13,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+import torch
 
 from adapters.chunk import Payload
 from pipelines.options import ArOptions
 from workers.engine import ItemError, Job
 from workers.engines.ar.attention import use_pages
 from workers.engines.ar.family import Layout, Model, Prompt, Step, Work
+from workers.engines.ar.sampling import Draws
 from workers.families.qwen3_omni.placement import Rules, Span
 from workers.families.qwen3_omni.predictor import Predictor
 from workers.families.qwen3_omni.speakers import Speakers
 from workers.families.sampling import sampling_defaults
 from workers.families.weights import Checkpoint
 from workers.params import checked
-
-if TYPE_CHECKING:
-    import torch
-
-    from workers.engines.ar.sampling import Draws
 
 #: Of transformers' ``generate``.
 _SAMPLING = {
@@ -68,7 +65,6 @@ class Talker(Model):
 
     def __init__(self, folder: Path, options: ArOptions, device: torch.device) -> None:
         super().__init__(folder, options, device)
-        import torch
         from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
         checkpoint = Checkpoint(str(folder))
@@ -136,16 +132,12 @@ class Talker(Model):
 
     def _texts(self, ids: Sequence[int]) -> torch.Tensor:
         """Rows of text: [n, hidden]."""
-        import torch
-
         words = self._words(torch.tensor(ids, dtype=torch.long, device=self.device))
         rows: torch.Tensor = self._talker.text_projection(words)
         return rows
 
     def _prompt(self, heard: Heard, voice: str) -> tuple[Prompt, torch.Tensor, torch.Tensor]:
         """The prompt, the row that says that the text has ended, and that of padding."""
-        import torch
-
         begin, end, pad = self._texts(self._marks)
         users = self._users(heard)
         answer = self._texts(heard.opening)
@@ -161,8 +153,8 @@ class Talker(Model):
         ]
         answer[3:] += self.decoder.codec_embedding(torch.tensor(controls, device=self.device))
         ids = [*heard.user_ids, *[self._marks[2]] * len(answer)]
-        # transformers tells its thinker alone that a film's sound stands among its pictures; to the talker they
-        # are one line of rows.
+        # transformers tells its thinker alone that a film's sound stands among its pictures; to the talker
+        # they are one line of rows.
         spans = [Span(sound=self._rules.rows(span)) if span.in_film else span for span in heard.spans]
         positions = self._rules.positions(ids, spans)
         prompt = Prompt(
@@ -175,8 +167,6 @@ class Talker(Model):
 
     def _users(self, heard: Heard) -> torch.Tensor:
         """Rows of all that users said: [u, hidden]."""
-        import torch
-
         media = torch.tensor([self._rules.is_medium(token) for token in heard.user_ids], dtype=torch.bool)
         rows = self._texts(heard.user_ids)
         if bool(media.any()):
@@ -197,16 +187,12 @@ class Talker(Model):
 
     def codes(self, last: torch.Tensor, tokens: torch.Tensor, draws: Draws) -> torch.Tensor:
         """[B, hidden], int [B] -> int [B, q]"""
-        import torch
-
         first = self.decoder.codec_embedding(tokens)
         return torch.cat([tokens[:, None], self._predictor.codes(last, first, draws)], 1)
 
 
 async def first_of(stream: AsyncIterator[Payload]) -> Heard | None:
     """What the talker's prompt is made of; None for an answer without a word. Raises ItemError."""
-    import torch
-
     async for payload in stream:
         if "user_ids" not in payload:
             raise ItemError(
@@ -236,7 +222,5 @@ class TalkerOutput:
         """One frame, or the end."""
         if step.finish is not None:
             return {"codes": [], "voice": self._voice, "finish_reason": step.finish}
-        import torch
-
         frame = torch.tensor(step.codes, dtype=torch.int32)[:, None]
         return {"frames": frame, "codes": [step.codes], "voice": self._voice}

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from adapters.chunk import Payload
 from pipelines.options import ArOptions
@@ -23,9 +25,6 @@ from workers.families.qwen3_omni.placement import Rules, Span, found, spans_of
 from workers.families.sampling import sampling_defaults
 from workers.families.weights import Checkpoint
 from workers.params import checked
-
-if TYPE_CHECKING:
-    import torch
 
 Encoded = Mapping[tuple[str, int], Payload]
 
@@ -45,7 +44,6 @@ class Thinker(Model):
 
     def __init__(self, folder: Path, options: ArOptions, device: torch.device) -> None:
         super().__init__(folder, options, device)
-        import torch
         from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
         checkpoint = Checkpoint(str(folder))
@@ -116,8 +114,6 @@ class Thinker(Model):
 
     def _prompt(self, reading: Reading, encoded: Encoded) -> Prompt:
         """On the engine's thread."""
-        import torch
-
         ids = torch.tensor(reading.ids, device=self.device)
         embeds = self.decoder.embed_tokens(ids)
         extras: dict[str, torch.Tensor] = {}
@@ -235,8 +231,6 @@ class ThinkerOutput:
             payload["prompt_tokens_details"] = self._read
         if self._first is None:
             return payload
-        import torch
-
         first, self._first = self._first, None
         return (payload or {"text": "", "token_ids": self._answer.take()}) | {
             "user_ids": torch.tensor(first.user_ids, dtype=torch.int32),
@@ -271,6 +265,4 @@ def _in_order(media: Sequence[Medium], kind: str) -> list[tuple[str, int]]:
 
 
 def _joined(tensors: Sequence[Any], axis: int) -> torch.Tensor:
-    import torch
-
     return torch.cat([torch.as_tensor(tensor) for tensor in tensors], axis)
