@@ -13,7 +13,7 @@ from broker.gateway.errors import ApiError
 from broker.gateway.metrics import Watch
 from broker.gateway.models import TEXT
 from broker.gateway.plan import ChatPlan
-from broker.gateway.usage import Usage, chat_usage
+from broker.gateway.usage import Usage, chat_usage, prompt_details
 
 FALLBACK_RATE = 24_000  #: Hz in the header of a WAV without any sample
 PIECE_BYTES = 32_766  #: of audio in one event: base64 makes 44 KB of it; a multiple of 6, see Base64Pieces
@@ -64,6 +64,7 @@ class Answer:
         self.speech = speech
         self.finish_reason = "stop"
         self.prompt_tokens = 0
+        self.prompt_parts: dict[str, int] | None = None  #: of `prompt_tokens`, where the stage counts them
         self.text_tokens = 0
         self._watch = watch
 
@@ -85,6 +86,7 @@ class Answer:
         if "finish_reason" in payload:
             self.finish_reason = payload["finish_reason"]
             self.prompt_tokens = payload.get("prompt_tokens", 0)
+            self.prompt_parts = payload.get("prompt_tokens_details")
             self.text_tokens = payload.get("completion_tokens", self.text_tokens)
         return text
 
@@ -105,9 +107,9 @@ def new_answer(plan: ChatPlan, watch: Watch, *, whole: bool) -> Answer:
 
 def usage_of(plan: ChatPlan, answers: list[Answer]) -> Usage:
     """The sum over all choices; the prompt counts once."""
+    asked = max(answers, key=lambda answer: answer.prompt_tokens)
     return chat_usage(
-        max(answer.prompt_tokens for answer in answers),
-        plan.heard_tokens,
+        prompt_details(asked.prompt_tokens, asked.prompt_parts, plan.heard_tokens),
         sum(answer.text_tokens for answer in answers),
         sum(answer.audio_tokens for answer in answers),
     )

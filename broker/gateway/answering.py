@@ -23,6 +23,7 @@ async def answer(context: Context, request: web.Request, call: Call, plan: AnyPl
     with attended(streams, stored=plan.stored):
         for number in range(plan.choices):
             streams.append(await context.submit(call, plan, number))  # noqa: PERF401 - end what there is
+        call.given.clear()  # what was sent lies in shared memory now
         if plan.stream:
             reader = reader_of(context, request, Place(plan.lanes), stored=plan.stored)
             return await stream_to(reader, plan, streams, watch)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from broker.gateway import messages, params, schemas, usage
 from broker.gateway.answering import answer
-from broker.gateway.context import Call, Context, parse
+from broker.gateway.context import Call, Context, parse, read
 from broker.gateway.errors import ApiError
 from broker.gateway.media import SAMPLE_RATE
 from broker.gateway.models import AUDIO, IMAGE, TEXT, VIDEO, Model
@@ -31,9 +31,10 @@ class Chat:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answers one call."""
-        body = parse(_decode, await request.read())
+        body = parse(_decode, await read(request))
         model = await self._context.link.accepting(body.model)
         call, plan = await self._plan(body, model, request)
+        del body  # its clips and pictures need not stay for as long as the answer takes
         return await answer(self._context, request, call, plan)
 
     async def _plan(self, body: ChatRequest, model: Model, request: web.Request) -> tuple[Call, ChatPlan]:

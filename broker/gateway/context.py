@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
+from aiohttp import web
 
 from adapters.chunk import Payload
 from broker.client import Client, RequestStream
@@ -74,6 +75,19 @@ class Call(msgspec.Struct, kw_only=True):
     seed: int | None = None
     priority: int = 0
     deadline_s: float | None = None
+
+
+async def read(request: web.Request) -> bytes:
+    """A request's body. aiohttp's own ``read`` would keep it until the answer's end.
+
+    Raises HTTPRequestEntityTooLarge for more than the application takes.
+    """
+    body, most = bytearray(), request.client_max_size
+    while piece := await request.content.readany():
+        body += piece
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(most)
+    return bytes(body)
 
 
 def parse(decode: Callable[[bytes], T], body: bytes) -> T:

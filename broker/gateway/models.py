@@ -90,8 +90,9 @@ class Model:
         if wanted is None:
             return None
         name = wanted.get("id", "") if isinstance(wanted, dict) else wanted
-        if name in self.voices:
-            return name
+        for voice in self.voices:
+            if voice.casefold() == name.casefold():
+                return voice
         if name == DEFAULT_VOICE or name in OPENAI_VOICES:
             return None
         offered = ", ".join([*self.voices, DEFAULT_VOICE])
@@ -102,20 +103,40 @@ class Model:
         )
 
     def stage_params(self, entries: list[dict[str, Any] | None] | None) -> dict[str, dict[str, Any]]:
-        """Each stage's parameters from a `sampling_params_list`. Raises ApiError for a wrong length."""
+        """Each stage's parameters from a `sampling_params_list`.
+
+        It has an entry for each stage, or for each of those that every request may run (without ``when``).
+        Raises ApiError for another length.
+        """
         if entries is None:
             return {}
-        if len(entries) != len(self.order):
+        common = [name for name in self.order if not self.pipeline.stages[name].waits_for]
+        stages = common if len(entries) == len(common) else self.order
+        if len(entries) != len(stages):
+            without = f", or {len(common)} without those that only media need" if common != stages else ""
             raise ApiError(
-                f"sampling_params_list has {len(entries)} entries; {self.name} has {len(self.order)} stages: "
-                + ", ".join(self.order),
+                f"sampling_params_list has {len(entries)} entries; {self.name} has {len(stages)} stages: "
+                + ", ".join(stages)
+                + without,
                 "sampling_params_list",
             )
-        return {stage: dict(entry) for stage, entry in zip(self.order, entries, strict=True) if entry}
+        return {stage: dict(entry) for stage, entry in zip(stages, entries, strict=True) if entry}
 
     def card(self) -> dict[str, Any]:
-        """The entry of GET /v1/models."""
-        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "omni-broker"}
+        """The entry of GET /v1/models: OpenAI's fields, and what the pipeline takes and gives."""
+        chat = self.pipeline.endpoints.get("chat")
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "omni-broker",
+            "description": self.pipeline.description,
+            "endpoints": list(self.pipeline.endpoints),
+            "input_modalities": [TEXT, *self.inputs],
+            "output_modalities": self.modalities(chat) if chat else [],
+            "voices": self.voices,
+            "stages": self.order,
+        }
 
 
 def listing(models: dict[str, Model]) -> bytes:

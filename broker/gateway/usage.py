@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 HEARD_S = 0.1  #: seconds of input audio per token
 SPOKEN_S = 0.05  #: seconds of output audio per token
@@ -19,10 +20,12 @@ class TokenDetails(msgspec.Struct):
 
     text_tokens: int
     audio_tokens: int
+    image_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct):
-    """The `usage` of a chat. Both sums hold their details' text and audio tokens, each once."""
+    """The `usage` of a chat. Both sums hold their details, each once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -41,13 +44,30 @@ def spoken_tokens(seconds: float) -> int:
     return math.ceil(round(seconds / SPOKEN_S, 6))
 
 
-def chat_usage(prompt_text: int, prompt_audio: int, text: int, audio: int) -> Usage:
-    """From the four counts to the object."""
-    prompt, completion = prompt_text + prompt_audio, text + audio
-    return Usage(
-        prompt,
-        completion,
-        prompt + completion,
-        TokenDetails(prompt_text, prompt_audio),
-        TokenDetails(text, audio),
+def prompt_details(tokens: int, counted: dict[str, int] | None, heard: int) -> TokenDetails:
+    """The parts of a prompt.
+
+    Args:
+        tokens: The text stage's count.
+        counted: Its parts as that stage counts them (``audio_tokens``, ...), where its model hears and sees;
+            what they leave is text. None: it reads text alone, which another stage may have heard.
+        heard: What :func:`heard_tokens` makes of the request's audio, for that case.
+    """
+    if counted is None:
+        return TokenDetails(tokens, heard)
+    parts = {
+        name: counted[f"{name}_tokens"] for name in ("audio", "image", "video") if f"{name}_tokens" in counted
+    }
+    return TokenDetails(
+        tokens - sum(parts.values()),
+        parts.get("audio", 0),
+        parts.get("image", UNSET),
+        parts.get("video", UNSET),
     )
+
+
+def chat_usage(prompt: TokenDetails, text: int, audio: int) -> Usage:
+    """From the counts to the object."""
+    asked = sum(value for value in msgspec.structs.astuple(prompt) if value is not UNSET)
+    answered = text + audio
+    return Usage(asked, answered, asked + answered, prompt, TokenDetails(text, audio))

@@ -36,10 +36,11 @@ def _say(**options: Any) -> Stage:
 
 
 def pipelines() -> list[Pipeline]:
-    """Four small ones.
+    """Five small ones.
 
-    `echo` has text and speech, `narrow` takes few requests, `tiny` has a short context, and `digest` hears:
-    it answers with a checksum of the samples.
+    `echo` has text and speech, `narrow` takes few requests, `tiny` has a short context. `digest` hears: it
+    answers with a checksum of the samples. `senses` takes everything, and answers with a checksum of what its
+    two stages got.
     """
     nobody = Resources(replicas=0)
     echo = Pipeline(
@@ -68,10 +69,28 @@ def pipelines() -> list[Pipeline]:
         edges=[Edge(REQUEST, "sum")],
         endpoints={"chat": Endpoint(outputs=["text"]), "transcriptions": Endpoint(outputs=["transcript"])},
     )
-    return [echo, narrow, tiny, digest]
+    senses = Pipeline(
+        "senses",
+        outputs={"text": "sum"},
+        stages={
+            "look": Stage("function", when=["audio", "image", "video"]),
+            "sum": Stage("function", options={"op": "sum"}),
+        },
+        edges=[Edge(REQUEST, "look"), Edge(REQUEST, "sum"), Edge("look", "sum", stream=False)],
+        endpoints=chat,
+    )
+    return [echo, narrow, tiny, digest, senses]
 
 
-WORKERS = [("echo", "say"), ("echo", "tone"), ("narrow", "say"), ("tiny", "say"), ("digest", "sum")]
+WORKERS = [
+    ("echo", "say"),
+    ("echo", "tone"),
+    ("narrow", "say"),
+    ("tiny", "say"),
+    ("digest", "sum"),
+    ("senses", "look"),
+    ("senses", "sum"),
+]
 
 
 class Stack:

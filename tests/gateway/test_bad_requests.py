@@ -1,7 +1,7 @@
 """One field wrong at a time: refused with its name, nothing queued, and the next request succeeds.
 
-The image rows of such tables (sizes, steps, broken files) don't apply: no pipeline here takes images, so
-every image part is refused.
+Rows about pictures and videos are in :mod:`tests.gateway.test_media_in_chats`; none of the pipelines here
+takes them, so that every such part is refused.
 """
 
 from __future__ import annotations
@@ -157,8 +157,12 @@ async def test_unsupported_values_list_what_is_supported(http: aiohttp.ClientSes
         ("/v1/chat/completions", {**CHAT, "modalities": ["video"]}, ["text", "audio"]),
         ("/v1/audio/speech", {**SPEECH, "voice": "nobody"}, ["default"]),
         ("/v1/chat/completions", {**CHAT, "sampling_params_list": []}, ["say, tone, sum"]),
-        ("/v1/chat/completions", {"messages": [USER], "model": "gpt"}, ["echo, narrow, tiny, digest"]),
-        ("/v1/chat/completions", {"messages": [USER]}, ["echo, narrow, tiny, digest"]),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER], "model": "gpt"},
+            ["echo, narrow, tiny, digest, senses"],
+        ),
+        ("/v1/chat/completions", {"messages": [USER]}, ["echo, narrow, tiny, digest, senses"]),
         ("/v1/audio/speech", {**SPEECH, "model": "narrow"}, ["chat"]),
     ]
     for path, body, words in rows:
