@@ -88,9 +88,9 @@ class ClientDesk:
             return
         if client is None:
             client = core.clients[peer] = Client(peer, m.kind, now)
-            core.know_again(peer)
         if client.arena != m.arena and not client.arena:  # it can name its arena only when it knows our run
             client.arena = m.arena
+            core.know_again(peer)
         core.board.log.peer(peer, ClientMet(client.kind, client.arena))
         specs = [p.spec for p in core.board.pipelines.values()]
         beat_s = core.settings.beat_s

@@ -170,7 +170,9 @@ class Core:
 
     def know_again(self, peer: Peer) -> None:
         """The peer begins anew."""
-        self._given_up.pop(peer, None)
+        if peer in self._given_up:
+            del self._given_up[peer]
+            self._sweep_due = True  # until now it went on writing what nobody will hear of
 
     # --- guardians and workers
 

@@ -8,7 +8,7 @@ import msgspec
 
 from adapters.chunk import Chunk
 from adapters.handle import BlockId, Handle
-from broker.core.events import Event, Lost, Reap, Received, Send, Tick
+from broker.core.events import Event, Lost, Reap, Received, Send, SweepRun, Tick
 from broker.core.machine import Core
 from broker.protocol import (
     VERSION,
@@ -55,6 +55,7 @@ class Driver:
         self.now = 100.0
         self.inbox: dict[bytes, list[Message]] = {}
         self.reaped: list[str] = []
+        self.sweeps = 0
         self.log: list[Event] = []
 
     def event(self, event: Event) -> None:
@@ -65,6 +66,8 @@ class Driver:
                 self.inbox.setdefault(instruction.peer, []).append(instruction.message)
             elif isinstance(instruction, Reap):
                 self.reaped.append(instruction.arena)
+            elif isinstance(instruction, SweepRun):
+                self.sweeps += 1
 
     def say(self, peer: bytes, message: Message) -> None:
         """A peer speaks."""

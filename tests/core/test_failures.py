@@ -222,6 +222,20 @@ def test_a_guardian_that_is_gone_takes_its_worker_with_it(how: str) -> None:
     assert d.assigned(d.worker("b", "a"))[0].attempt == 2
 
 
+def test_what_a_client_wrote_after_it_was_given_up_is_swept() -> None:
+    """It learns late that it was; until then it may have put tensors into the disk store."""
+    d = Driver(line("a"))
+    client = d.client()
+    d.lose(client)
+    d.tick(11.0)
+    assert d.sweeps == 1
+    d.say(client, Connect(VERSION, "gateway", arena(client)))
+    for _ in range(30):
+        d.say(client, Beat())
+        d.tick()
+    assert d.sweeps == 2, "once, when it had begun anew"
+
+
 def test_late_words_of_a_worker_given_up_have_no_effect() -> None:
     d = Driver(line("a"))
     a, client = d.worker("a", "a"), d.client()
