@@ -11,19 +11,15 @@ import asyncio
 import itertools
 import math
 import secrets
-from collections.abc import Iterable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
 
-from adapters.arena import SharedMemory
-from adapters.chunk import Chunk, Payload, pack_wait, unpack
-from adapters.disk import DiskStore
+from adapters.chunk import Chunk, Payload
 from adapters.handle import AdapterError
-from adapters.sweep import sweep
 from broker.address import cure, endpoints
+from broker.lending import Lending
 from broker.protocol import (
     VERSION,
     Abort,
@@ -85,9 +81,7 @@ class Client:
         self._tags = itertools.count(1)
         self._streams: dict[int, RequestStream] = {}
         self._questions = Questions()
-        self._arena: SharedMemory | None = None
-        self._old_arenas: list[SharedMemory] = []  #: of a life that the broker gave up; it reaps them itself
-        self._run = ""
+        self._lending = Lending()
         self._session: Session
         self._introducing: Literal["", "introduce", "gone"] = ""
         self._beat_s = 1.0
@@ -182,8 +176,7 @@ class Client:
         self._check_alive()
         tag = next(self._tags)
         name = name or secrets.token_hex(12)
-        durable = self._durable(pipeline, given)
-        chunks = {p: await self._pack(given[p], name, durable=p in durable) for p in given}
+        chunks = await self._lending.pack(given, name, self.pipelines.get(pipeline))
         raw = {stage: msgspec.Raw(_encode(values)) for stage, values in (params or {}).items()}
         message = Submit(
             tag, pipeline, outputs, chunks, raw, has or [], seed, priority, deadline_s, tenant,
@@ -227,21 +220,6 @@ class Client:
         known = self.pipelines.get(pipeline)
         return known.limits if known is not None else Limits()
 
-    def _durable(self, pipeline: str, given: Iterable[str]) -> set[str]:
-        """Those of the producers whose payloads have to be on disk before the broker hears of them."""
-        known = self.pipelines.get(pipeline)
-        if known is None or self._arena is None or self._arena.store is None:
-            return set()
-        return {producer for producer in given if known.durable(producer)}
-
-    async def _pack(self, payloads: list[Payload], name: str, *, durable: bool) -> list[Chunk]:
-        assert self._arena is not None
-        last = len(payloads) - 1
-        return [
-            await pack_wait(p, seq, self._arena, last=seq == last, name=name, durable=durable)
-            for seq, p in enumerate(payloads)
-        ]
-
     async def inspect(self, what: str, name: str = "") -> dict[str, Any]:
         """The broker's report "status", "ready", "metrics", or "request" of a name.
 
@@ -275,19 +253,16 @@ class Client:
         self._beating = None
         for stream in list(self._streams.values()):
             stream.leave()
-        arenas = self._old_arenas if self._arena is None else [self._arena, *self._old_arenas]
-        stays = [arena.leave() for arena in arenas]
+        self._lending.leave()
         self._connection.post(Bye())  # the broker sweeps when it has read this: our locks must be gone
         self._connection.close()
-        if any(stays):
-            sweep()  # in case the broker ended before us
 
     # --- for the streams
 
     def unpack(self, chunk: Chunk) -> Payload:
         """A chunk's payload; raises BrokerError when it can't be read."""
         try:
-            return unpack(chunk, self._arena, self._connection.released)
+            return self._lending.unpack(chunk, self._connection.released)
         except AdapterError as error:
             raise BrokerError(Error("bad_output", f"an output can't be read: {error}")) from error
 
@@ -344,8 +319,7 @@ class Client:
 
     def _on_free(self, message: Free) -> None:
         self._session.freed(message.blocks)
-        for block in message.blocks if self._arena is not None else ():
-            self._arena.free(block)  # type: ignore[union-attr]
+        self._lending.free(message.blocks)
 
     def _on_busy(self, message: Busy) -> None:
         if message.retry_after_s > 0:
@@ -381,7 +355,7 @@ class Client:
         if self._introducing != "gone":
             self._introducing = act
         self.busy.clear()
-        met = self._session.boot if self._introducing == "introduce" and self._arena is not None else 0
+        met = self._session.boot if self._introducing == "introduce" and self._lending.run else 0
         self._connection.restart([Connect(VERSION, self._kind, met=met)])  # our arena may be another run's
 
     def _on_connected(self, message: Connected) -> None:
@@ -390,30 +364,23 @@ class Client:
         self.pipelines = {pipeline.name: pipeline for pipeline in message.pipelines}
         self._beat_s = message.beat_s
         act, self._introducing = self._introducing, ""
-        lost = self._run not in ("", message.run)
-        if lost or act == "gone" or self._arena is None:
-            self._new_arena(message, lost=lost)
+        lost = self._lending.run not in ("", message.run)
+        if lost or act == "gone" or not self._lending.run:
+            self._session.begin_anew()
+            self._lending.begin(message.run, message.store)
+            self._tell_arena()
         if act:
             self._reopen(act, lost=lost)
         if not self._connected.done():
             self._connected.set_result(None)
 
-    def _new_arena(self, message: Connected, *, lost: bool) -> None:
-        """Leaves what we lent behind: a dead run's, or the broker removes it when nobody needs it."""
-        self._session.begin_anew()
-        if self._arena is not None:
-            if lost:
-                self._arena.close()
-            else:
-                self._old_arenas.append(self._arena)
-        store = DiskStore(Path(message.store)) if message.store else None
-        self._run, self._arena = message.run, SharedMemory(message.run, store=store)
-        self._connection.post(Connect(VERSION, self._kind, self._arena.prefix, self._session.boot))
+    def _tell_arena(self) -> None:
+        self._connection.post(Connect(VERSION, self._kind, self._lending.prefix, self._session.boot))
 
     def _reopen(self, act: Literal["introduce", "gone"], *, lost: bool) -> None:
         known = act == "introduce" and not lost
-        if known and self._arena is not None:
-            self._connection.post(Connect(VERSION, self._kind, self._arena.prefix, self._session.boot))
+        if known:
+            self._tell_arena()
         for tag, stream in list(self._streams.items()):
             if stream.ended and not known and (lost or not stream.holds):
                 continue

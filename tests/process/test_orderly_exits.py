@@ -13,6 +13,7 @@ import aiohttp
 import numpy as np
 
 from adapters.chunk import INLINE_LIMIT
+from adapters.locks import is_locked
 from broker.gateway.audio import wav_header
 from tests.house import House, write
 from tests.leftovers import files_in, until
@@ -117,7 +118,8 @@ async def test_a_client_that_leaves_last_removes_what_nobody_comes_back_for(
     async with home.client() as client:
         await client.submit("digest", outputs=["text"], given=given, has=["audio"])
         home.kill()
-        until(lambda: not home.processes(), "all processes to end")
+        (mark,) = home.shm_dir.glob("omni-*-run")
+        until(lambda: not is_locked(mark), "the broker to end")
         assert segments(home)
     assert segments(home) == []
     home.start(*options, ready=False)

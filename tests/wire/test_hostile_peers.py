@@ -138,9 +138,8 @@ async def test_another_protocol_version_is_rejected_with_the_cure(broker: str) -
 
 async def test_hostile_handles_are_refused_at_the_door(broker: str) -> None:
     async with Client(broker) as client:
-        arena = client._arena
-        assert arena is not None
-        places = ["", "/etc/passwd", "../x", "a/b", "x" * 300, "omni-\0", arena.prefix[:-2] + "x"]
+        prefix = client._lending.prefix
+        places = ["", "/etc/passwd", "../x", "a/b", "x" * 300, "omni-\0", prefix[:-2] + "x"]
         for place in places:
             with dealer(endpoints(broker).clients, new_peer("c")) as peer:
                 handle = ["shm", [place, -1, 2**40], 2**50, "float32", [2**30, 2**30]]
