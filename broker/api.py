@@ -22,13 +22,13 @@ import uvloop
 
 from broker import exchange
 from broker.address import endpoints
+from broker.attached import Attached, Messages
 from broker.client import BrokerError, BrokerGone, Client
 from broker.clips import RATE, clip
 from broker.exchange import (
     AudioEvent,
     DoneEvent,
     Event,
-    Messages,
     OutputEvent,
     Params,
     Question,
@@ -36,6 +36,7 @@ from broker.exchange import (
     TextEvent,
     Usage,
 )
+from broker.pixels import picture, video
 from broker.private import OmniError, PrivateBroker
 from pipelines.graph import Pipeline
 from pipelines.loader import load
@@ -63,6 +64,10 @@ class ChatOptions(TypedDict, total=False):
     """How an answer is made; None is as good as absent."""
 
     audio: Sequence[Recording]  #: belongs to the last user message: samples at 16 kHz, or (samples, Hz)
+    images: Sequence[npt.ArrayLike]  #: as `audio`: uint8 [height, width, 3]
+    videos: Sequence[
+        tuple[npt.ArrayLike, float]
+    ]  #: as `audio`: (uint8 [frames, height, width, 3], frames a second)
     seed: int | None  #: the same seed gives the same answer; drawn if absent (see `Result.seed`)
     max_tokens: int | None  #: the text's length at most
     temperature: float | None  #: 0 takes the likeliest token always
@@ -214,7 +219,7 @@ class Omni:
 
         Args:
             prompt: Text, or ``[{"role": ..., "content": ...}, ...]``; in it a part
-                ``{"type": "audio", "index": i}`` stands for the i-th recording.
+                ``{"type": "audio", "index": i}`` stands for the i-th recording, "image" and "video" likewise.
             modalities: Names of outputs ("text", "audio", ...); None: what the pipeline's chat offers.
             options: See :class:`ChatOptions`.
 
@@ -285,7 +290,11 @@ class Omni:
             self.pipeline,
             prompt,
             modalities,
-            audio=[clip(*r) if isinstance(r, tuple) else clip(r) for r in options.get("audio", ())],
+            attached=Attached(
+                [clip(*r) if isinstance(r, tuple) else clip(r) for r in options.get("audio", ())],
+                [picture(pixels) for pixels in options.get("images", ())],
+                [video(frames, fps) for frames, fps in options.get("videos", ())],
+            ),
             sampling=_picked(options, ("max_tokens", "temperature", "top_p", "stop")),
             voice=_picked(options, ("voice", "speed")),
             params=options.get("params"),

@@ -14,20 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from adapters.chunk import Payload
+from broker.attached import Attached, CannotDo, Clip, Messages
 from broker.client import Client
 from broker.protocol import Timing
 from pipelines.graph import Endpoint, Pipeline
 
 Samples = npt.NDArray[np.float32]
-Clip = Samples  #: mono, 16 kHz, in [-1, 1]
 Params = dict[str, dict[str, Any]]
-Messages = list[dict[str, Any]]
 
 TEXT, AUDIO, TRANSCRIPT = "text", "audio", "transcript"
-
-
-class CannotDo(ValueError):
-    """Something is asked of a pipeline that it does not offer, or the question makes no sense."""
+NOTHING = Attached()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +177,7 @@ def chat(
     prompt: str | Messages,
     modalities: Sequence[str] | None = None,
     *,
-    audio: Sequence[Clip] = (),
+    attached: Attached = NOTHING,
     sampling: dict[str, Any] | None = None,
     params: Params | None = None,
     voice: dict[str, Any] | None = None,
@@ -193,8 +189,7 @@ def chat(
         pipeline: Who is asked.
         prompt: The user's words, or a conversation in OpenAI's form.
         modalities: Outputs that are wanted; None: all that the pipeline's chat endpoint offers.
-        audio: Clips. Parts ``{"type": "audio", "index": i}`` in messages say where they belong; without such
-            parts they follow the last user message's text.
+        attached: What comes along.
         sampling: Parameters for the stage that makes the text.
         params: Parameters per stage, which win over `sampling` and `voice`.
         voice: Parameters for the stages that only speech needs.
@@ -205,11 +200,8 @@ def chat(
     endpoint = _endpoint(pipeline, "chat")
     outputs = list(endpoint.outputs if modalities is None else modalities)
     _check_outputs(pipeline, outputs)
-    payload: Payload = {"messages": _messages(prompt, len(audio))}
-    if audio:
-        if AUDIO not in pipeline.takes():
-            raise CannotDo(f"{pipeline.name} takes no audio")
-        payload["audio"] = list(audio)
+    has = attached.has(pipeline)
+    payload: Payload = {"messages": attached.place(prompt), **attached.fields()}
     ours: Params = {}
     if sampling and TEXT in pipeline.outputs:
         ours[pipeline.outputs[TEXT]] = dict(sampling)
@@ -220,7 +212,7 @@ def chat(
         outputs,
         {endpoint.input: [payload]},
         _merged(ours, params),
-        [AUDIO] if audio else [],
+        has,
         _seed(seed),
     )
 
@@ -261,31 +253,6 @@ def _check_outputs(pipeline: Pipeline, outputs: list[str]) -> None:
         if name not in pipeline.outputs:
             offered = ", ".join(pipeline.outputs)
             raise CannotDo(f"{pipeline.name} has no output {name!r}; it has: {offered}")
-
-
-def _messages(prompt: str | Messages, clips: int) -> Messages:
-    messages: Messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
-    if not messages:
-        raise CannotDo("there are no messages")
-    contents = [m.get("content") for m in messages]
-    placed = any(
-        isinstance(part, dict) and part.get("type") == AUDIO
-        for content in contents
-        if isinstance(content, list)
-        for part in content
-    )
-    if clips and not placed:
-        last = max((i for i, m in enumerate(messages) if m.get("role") == "user"), default=-1)
-        if last < 0:
-            raise CannotDo("there is audio, but no user message that it could belong to")
-        messages[last] = {**messages[last], "content": _with_clips(contents[last], clips)}
-    return messages
-
-
-def _with_clips(content: Any, clips: int) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        content = [{"type": TEXT, "text": content}] if content else []
-    return [*(content or []), *({"type": AUDIO, "index": index} for index in range(clips))]
 
 
 def _speakers(pipeline: Pipeline) -> list[str]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from broker.commands import files
 from broker.commands.common import FAILED, USAGE, errors_in_words, say
 
 if TYPE_CHECKING:
+    from broker.attached import Attached
     from broker.client import Client
-    from broker.exchange import Clip
 
-MAX_AUDIO_S = 1800.0
+_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 
 
 def ask(  # noqa: PLR0917 - the options of a command line
@@ -26,10 +27,21 @@ def ask(  # noqa: PLR0917 - the options of a command line
     audio: Annotated[
         Path | None, typer.Option(help="Speak the answer too, into this WAV file.", dir_okay=False)
     ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(help="A question by voice: WAV, FLAC, MP3, ...", exists=True, dir_okay=False),
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A picture: PNG, JPEG, WebP, ... Repeat it for more.", **_FILE)
     ] = None,
+    video: Annotated[
+        list[Path] | None, typer.Option(help="A video: MP4, WebM, ... Repeat it for more.", **_FILE)
+    ] = None,
+    clip: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--clip", "--file", help="A question by voice: WAV, FLAC, MP3, ... Repeat it for more.", **_FILE
+        ),
+    ] = None,
+    use_audio_in_video: Annotated[
+        bool, typer.Option("--use-audio-in-video", help="Let videos' own sound be heard with them.")
+    ] = False,
     pipeline: Annotated[str, typer.Option(help="Which one; needed when several are served.")] = "",
     max_tokens: Annotated[int | None, typer.Option(help="The answer's length at most.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.", min=0)] = None,
@@ -39,16 +51,17 @@ def ask(  # noqa: PLR0917 - the options of a command line
     ] = None,
 ) -> None:
     """Ask a running broker, and print the answer as it comes."""
-    if not text and file is None:
-        say("nothing to ask: give a TEXT or a --file")
+    if not (text or image or video or clip):
+        say("nothing to ask: give a TEXT, an --image, a --video or a --clip")
         raise typer.Exit(USAGE)
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     sampling = {name: value for name, value in sampling.items() if value is not None}
     with errors_in_words():
         try:
-            asyncio.run(
-                _ask(text, file.read_bytes() if file else None, audio, pipeline, sampling, seed, broker)
+            attached = asyncio.run(
+                files.read(image or [], video or [], clip or [], sound_in_videos=use_audio_in_video)
             )
+            asyncio.run(_ask(text, attached, audio, pipeline, sampling, seed, broker))
         except OSError as error:
             say(str(error))
             raise typer.Exit(FAILED) from None
@@ -58,7 +71,7 @@ def ask(  # noqa: PLR0917 - the options of a command line
 
 async def _ask(  # noqa: PLR0917
     text: str,
-    question: bytes | None,
+    attached: Attached,
     audio: Path | None,
     pipeline: str,
     sampling: dict[str, Any],
@@ -68,14 +81,15 @@ async def _ask(  # noqa: PLR0917
     from broker.client import Client
     from broker.exchange import AudioEvent, DoneEvent, TextEvent, chat, exchange
 
-    clips = [await _decode(question)] if question is not None else []
     modalities = ("text", "audio") if audio is not None else ("text",)
     speech = Recorder(audio) if audio is not None else None
     first: dict[str, float] = {}
     try:
         async with Client(broker, kind="cli") as client:
             name = _choose(client, pipeline)
-            asked = chat(client.pipelines[name], text, modalities, audio=clips, sampling=sampling, seed=seed)
+            asked = chat(
+                client.pipelines[name], text, modalities, attached=attached, sampling=sampling, seed=seed
+            )
             begin = time.monotonic()
             async for event in exchange(client, asked):
                 elapsed = time.monotonic() - begin
@@ -93,17 +107,6 @@ async def _ask(  # noqa: PLR0917
     finally:
         if speech is not None:
             speech.close()
-
-
-async def _decode(file: bytes) -> Clip:
-    from broker.gateway.errors import ApiError
-    from broker.gateway.media import decode
-
-    try:
-        return await decode(file, "--file", max_s=MAX_AUDIO_S)
-    except ApiError as error:
-        say(error.message)
-        raise typer.Exit(USAGE) from None
 
 
 def _choose(client: Client, wanted: str) -> str:

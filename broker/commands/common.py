@@ -21,8 +21,8 @@ def errors_in_words() -> Iterator[None]:
     """Ends the command with one line and an exit code where an error's message says it all."""
     from broker.address import AddressError
     from broker.api import OmniError
+    from broker.attached import CannotDo
     from broker.client import BrokerError
-    from broker.exchange import CannotDo
     from pipelines.errors import ModelError, PipelineError
 
     try:

@@ -21,6 +21,7 @@ from broker.gateway import media
 from broker.gateway.errors import ApiError
 from broker.gateway.media import Samples
 from broker.gateway.pictures import Rgb
+from broker.gateway.settings import Settings
 from broker.gateway.uploads import Pixels, in_thread
 
 MIN_FRAMES = 4  #: of a film that has so many
@@ -54,6 +55,17 @@ class Bounds(NamedTuple):
     fps: float
     frames: int
     frame_mp: float
+
+
+def bounds(settings: Settings) -> Bounds:
+    """Those that the gateway's settings say."""
+    return Bounds(
+        settings.max_video_s,
+        settings.max_video_mp,
+        settings.video_fps,
+        settings.max_frames,
+        settings.max_frame_mp,
+    )
 
 
 async def decode(

@@ -144,13 +144,7 @@ class _Reader:
         film = await films.decode(
             data,
             field,
-            films.Bounds(
-                settings.max_video_s,
-                settings.max_video_mp,
-                settings.video_fps,
-                settings.max_frames,
-                settings.max_frame_mp,
-            ),
+            films.bounds(settings),
             pixels=self._pixels,
             sound_s=self._seconds_left if self._sound_in_videos else None,
         )

@@ -35,14 +35,7 @@ from tests.gateway.test_uploads import file, tone
 from workers.engines.function import checksum
 
 SENSES = Model(next(pipeline for pipeline in pipelines() if pipeline.name == "senses"), 0)
-DEFAULTS = Settings()
-BOUNDS = films.Bounds(
-    DEFAULTS.max_video_s,
-    DEFAULTS.max_video_mp,
-    DEFAULTS.video_fps,
-    DEFAULTS.max_frames,
-    DEFAULTS.max_frame_mp,
-)
+BOUNDS = films.bounds(Settings())
 
 
 def uri(data: bytes, kind: str = "image/png") -> str:
