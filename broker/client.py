@@ -296,11 +296,8 @@ class Client:
             self.release(chunk)
 
     def _on_accepted(self, message: Accepted) -> None:
-        stream = self._streams.get(message.tag)
-        if stream is not None:
-            stream.request = message.request
-            if not stream.opened.done():
-                stream.opened.set_result(None)
+        if (stream := self._streams.get(message.tag)) is not None:
+            stream.accept(message.request)
 
     def _on_attached(self, message: Attached) -> None:
         stream = self._streams.get(message.tag)

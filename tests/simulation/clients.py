@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from typing import TYPE_CHECKING
 
-from adapters.handle import Chunk, size_of
 from broker.protocol import (
     VERSION,
     Abort,
@@ -25,9 +23,9 @@ from broker.protocol import (
     Peer,
     Refused,
     Submit,
-    Taken,
     Who,
 )
+from broker.receiving import Receiving
 from broker.session import Session
 from tests.simulation.calls import Call
 from tests.simulation.graphs import pick
@@ -38,47 +36,18 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 
-class Stream:
+class Stream(Receiving):
     """A call as its client process knows it."""
 
     def __init__(self, call: Call, opening: Submit | Attach) -> None:
+        super().__init__(opening, call.world.pipeline.limits)
         self.call = call
-        self.opening = opening
-        self.opened = False
         self.number = call.number  #: the broker's for it
-        self.received = dict(opening.received)
-        self.waiting: deque[tuple[str, Chunk]] = deque()  #: not taken by the user yet
-        self.unmeasured = 0  #: of those, how many the broker takes for taken
-        self.untold: dict[str, tuple[int, int]] = {}
-        self.ended: Ended | None = None
-
-    def reopen(self) -> Submit | Attach:
-        """The message that continues it at a broker that was restarted, which takes all for taken."""
-        if self.ended:
-            return Attach(self.opening.tag, self.opening.name, dict(self.received))
-        self.unmeasured = len(self.waiting)
-        self.untold.clear()
-        self.opening.received = dict(self.received)
-        return self.opening
+        self.end: Ended | None = None  #: as the broker has told it
 
     def reattach(self) -> Submit | Attach | None:
-        """The message that continues it at a broker that had given us up; None: nothing can."""
-        self.ended = None
-        for output, chunk in reversed(self.waiting):
-            self.received[output] = chunk.seq
-        self.waiting.clear()
-        if isinstance(self.opening, Submit) and self.opened:
-            self.opening = Attach(self.opening.tag, self.opening.name)
-        return None if self._lends() else self.reopen()
-
-    @property
-    def holds(self) -> bool:
-        """Whether chunks with blocks wait for the user."""
-        return any(chunk.handles for _, chunk in self.waiting)
-
-    def _lends(self) -> bool:
-        given = self.opening.given.values() if isinstance(self.opening, Submit) else ()
-        return any(chunk.handles for chunks in given for chunk in chunks)
+        self.end = None
+        return super().reattach()
 
 
 class Client(Producer):
@@ -170,10 +139,10 @@ class Client(Producer):
         tag = tags[pick(rng, len(tags))]
         stream = self.streams[tag]
         if stream.waiting:
-            self._take(tag, stream, *stream.waiting.popleft())
+            self._take(tag, stream)
             return
-        assert stream.ended is not None
-        call, error = stream.call, stream.ended.error
+        assert stream.end is not None
+        call, error = stream.call, stream.end.error
         self.close(tag, Forget(tag))
         call.forgotten = True
         if error is not None and error.type == "taken_over":
@@ -181,13 +150,14 @@ class Client(Producer):
             if call.stream is stream:  # the other one was late; its user comes back
                 call.stream, call.left = None, self.world.now
         elif call.stream is stream:
-            if stream.ended.status == "cancelled" and self.suspected is not None:
+            if stream.end.status == "cancelled" and self.suspected is not None:
                 call.left = self.suspected
                 call.cancelled()
             else:
-                call.finish(stream.ended.status, error)
+                call.finish(stream.end.status, error)
 
-    def _take(self, tag: int, stream: Stream, output: str, chunk: Chunk) -> None:
+    def _take(self, tag: int, stream: Stream) -> None:
+        output, chunk, taken = stream.take()
         blocks = [handle.block for handle in chunk.handles]
         try:
             self.views.open(chunk)
@@ -204,21 +174,8 @@ class Client(Producer):
         if stream.call.stream is stream:
             stream.call.got(output, chunk.seq, value_of(chunk))
         self.world.broker.flow.output(stream.number, output, chunk.seq + 1)
-        self._measure(tag, stream, output, chunk)
-
-    def _measure(self, tag: int, stream: Stream, output: str, chunk: Chunk) -> None:
-        if stream.unmeasured:
-            stream.unmeasured -= 1
-            return
-        if stream.ended:
-            return
-        chunks, nbytes = stream.untold.get(output, (0, 0))
-        chunks, nbytes = chunks + 1, nbytes + size_of(chunk)
-        limits = self.world.pipeline.limits
-        if chunks * 4 >= limits.ahead_chunks or nbytes * 4 >= limits.ahead_mb * 2**20:
-            self.send(Taken(tag, output, chunks, nbytes))
-            chunks = nbytes = 0
-        stream.untold[output] = (chunks, nbytes)
+        if taken is not None:
+            self.send(taken)
 
     # --- what the broker says
 
@@ -232,8 +189,8 @@ class Client(Producer):
         elif isinstance(m, Ended):
             if (stream := self.streams.get(m.tag)) is not None:
                 # A second introduction asks for a second end.
-                assert stream.ended is None or self.world.broker.boot > 1, "two ends"
-                stream.ended = stream.ended or m
+                assert stream.end is None or self.world.broker.boot > 1, "two ends"
+                stream.ended, stream.end = True, stream.end or m
         elif isinstance(m, Refused):
             self._on_refused(m)
         elif isinstance(m, Connected):
@@ -244,22 +201,18 @@ class Client(Producer):
     def _on_output(self, m: Output) -> None:
         self.session.received(m.chunk.handles)
         stream = self.streams.get(m.tag)
-        if stream is None or m.chunk.seq < stream.received.get(m.output, 0):
+        had = stream.received.get(m.output, 0) if stream is not None else 0
+        if stream is None or not stream.push(m.output, m.chunk):
             self.release([handle.block for handle in m.chunk.handles])
             return
-        if stream.ended is not None:  # a second introduction asks for it all again
-            assert self.world.broker.boot > 1, "an output after the end"
-            self.release([handle.block for handle in m.chunk.handles])
-            return
-        assert m.chunk.seq == stream.received.get(m.output, 0), "an output chunk is missing"
-        stream.received[m.output] = m.chunk.seq + 1
-        stream.waiting.append((m.output, m.chunk))
+        assert m.chunk.seq == had, "an output chunk is missing"
+        assert not stream.ended, "an output after the end"
 
     def _on_accepted(self, m: Accepted | Attached) -> None:
         stream = self.streams.get(m.tag)
         if stream is None:
             return
-        stream.opened, stream.number = True, m.request
+        stream.accepted, stream.number = True, m.request
         if stream.call.stream is stream:
             stream.call.accepted(m.request)
 
