@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from adapters.handle import AdapterError
+from adapters.handle import AdapterError, ArenaFull
 from broker.client import BrokerError
 from broker.protocol import Error
 
@@ -107,6 +107,12 @@ def from_exception(error: BaseException) -> ApiError:
         return error
     if isinstance(error, BrokerError):
         return from_broker(error.error)
+    if isinstance(error, ArenaFull) and not error.retryable:
+        return ApiError(
+            f"what comes along is more than the shared memory here can take: {error}",
+            status=413,
+            code="too_large",
+        )
     if isinstance(error, AdapterError):
         again = 1.0 if error.retryable else None
         return ApiError(

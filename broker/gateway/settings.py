@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -60,8 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for option in options():
             value = getattr(self, option.name)
-            if option.kind in (int, float) and not value > 0:
-                raise SettingsError(f"{option.flag} {value}: must be above 0")
+            if option.kind in (int, float) and not 0 < value < math.inf:
+                raise SettingsError(f"{option.flag} {value}: must be a number above 0")
         for host in self.allow_media_host:
             if not _HOST.fullmatch(host):
                 text = "name a host, or all hosts below one with .example.org"

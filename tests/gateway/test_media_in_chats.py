@@ -184,6 +184,20 @@ async def test_large_pictures_lie_in_shared_memory_until_they_are_done_with(
     await empty(broker)
 
 
+async def test_what_no_shared_memory_can_hold_is_a_413(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's may be small; here a gateway may have 1 MiB of it."""
+    monkeypatch.setenv("OMNI_SHM_MB", "1")
+    url = stack.another_gateway("small")
+    async with aiohttp.ClientSession(url) as http:
+        body = {"model": "senses", "messages": [{"role": "user", "content": [image(noise(600, 600, 1))]}]}
+        async with http.post("/v1/chat/completions", json=body) as response:
+            error = (await response.json())["error"]
+            assert (response.status, error["code"]) == (413, "too_large")
+            assert "OMNI_SHM_MB" in error["message"]
+        assert words(await said(http, [image(NOISE)]))
+    assert stack.end("small") == 0
+
+
 async def test_eight_callers_at_once_get_their_own(http: aiohttp.ClientSession) -> None:
     drawn = random.Random(5)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -13,10 +15,22 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from broker.gateway.errors import ApiError
 from broker.gateway.fetch import Fetcher, is_any, is_public
 from broker.gateway.messages import to_payload
-from broker.gateway.schemas import AudioLinkPart, AudioPart, ChatMessage, InputAudio, Link
+from broker.gateway.schemas import (
+    AudioLinkPart,
+    AudioPart,
+    ChatMessage,
+    ImageLink,
+    ImageLinkPart,
+    InputAudio,
+    Link,
+    VideoLinkPart,
+)
 from broker.gateway.settings import Settings
+from tests.gateway.test_media_in_chats import SENSES
+from tests.gateway.test_pictures import NOISE, png
 from tests.gateway.test_uploads import VOICE, file
 
+OPEN: Any = {"allow_media_host": ["127.0.0.1"], "allow_media_private": True}
 FIELD = "messages[0].content[1]"
 LIMIT = 100_000
 BODY = bytes(range(256)) * 100
@@ -299,6 +313,28 @@ def test_addresses_that_are_not_public(address: str) -> None:
 @pytest.mark.parametrize("address", ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450:4001::1"])
 def test_addresses_that_are_public(address: str) -> None:
     assert is_public(address)
+
+
+async def test_a_fetched_picture_is_seen_as_one_that_was_sent(site: Site) -> None:
+    site.clip = png(NOISE)
+    for part, what in (
+        (ImageLinkPart(ImageLink(f"http://127.0.0.1:{site.port}/clip")), "image"),
+        (VideoLinkPart(Link(f"http://127.0.0.1:{site.port}/clip")), "video"),
+    ):
+        message = ChatMessage("user", [part])
+        with pytest.raises(ApiError, match="--allow-media-host"):
+            await to_payload([message], SENSES, Settings())
+        with pytest.raises(ApiError, match="not public"):
+            await to_payload([message], SENSES, Settings(allow_media_host=["127.0.0.1"]))
+        assert site.asked == []
+        small: Any = {"max_image_mb": 0.0001, "max_video_mb": 0.0001}
+        with pytest.raises(ApiError, match="larger than 104 bytes") as refused:
+            await to_payload([message], SENSES, Settings(**OPEN, **small))
+        assert (refused.value.status, refused.value.code) == (413, f"{what}_too_large")
+        site.asked.clear()
+    picture = ImageLinkPart(ImageLink(f"http://127.0.0.1:{site.port}/clip"))
+    payload = await to_payload([ChatMessage("user", [picture])], SENSES, Settings(**OPEN))
+    np.testing.assert_array_equal(payload["images"][0], NOISE)
 
 
 async def test_a_fetched_clip_is_heard_as_one_that_was_sent(site: Site) -> None:
