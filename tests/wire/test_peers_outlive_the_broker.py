@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from broker.client import BrokerError, BrokerGone, Client
+from broker.client import BrokerError, BrokerGone, Client, RequestStream
 from tests.core.driver import line
-from tests.wire.rig import Counter, Reader, eventually, rig
+from tests.wire.rig import Counter, Reader, Rig, eventually, rig
 from tests.wire.test_flow_control import limited, numbers
+
+
+@contextlib.asynccontextmanager
+async def under_way(
+    folder: Path, engine: Counter, read: int, **client: Any
+) -> AsyncIterator[tuple[Rig, RequestStream]]:
+    """A request of which the caller has read so many numbers."""
+    async with rig(folder, line("a"), {"a": engine}, **client) as made:
+        stream = await made.submit()
+        assert await numbers(stream, read) == list(range(read))
+        yield made, stream
 
 
 async def test_a_stream_goes_on_without_gap_or_repeat_and_its_job_is_not_run_again(tmp_path: Path) -> None:
     engine = Counter(60, allowed=20)
-    async with rig(tmp_path, line("a"), {"a": engine}) as made:
-        stream = await made.submit()
-        assert await numbers(stream, 10) == list(range(10))
+    async with under_way(tmp_path, engine, 10) as (made, stream):
         made.broker.kill()
         engine.allow(40)
         await eventually(lambda: engine.yielded == 40, "the job to go on without a broker")
@@ -30,9 +42,7 @@ async def test_a_stream_goes_on_without_gap_or_repeat_and_its_job_is_not_run_aga
 
 async def test_a_job_that_ends_while_the_broker_is_away_is_not_run_again(tmp_path: Path) -> None:
     engine = Counter(60, allowed=20)
-    async with rig(tmp_path, line("a"), {"a": engine}) as made:
-        stream = await made.submit()
-        assert await numbers(stream, 20) == list(range(20))
+    async with under_way(tmp_path, engine, 20) as (made, stream):
         made.broker.kill()
         engine.allow(60)
         await eventually(lambda: not made.workers["a"].process.running, "the job to end without a broker")
@@ -90,9 +100,7 @@ async def test_requests_that_are_submitted_while_it_is_away_are_served(tmp_path:
 
 async def test_a_request_that_is_aborted_while_it_is_away_ends(tmp_path: Path) -> None:
     engine = Counter(100, allowed=10)
-    async with rig(tmp_path, line("a"), {"a": engine}) as made:
-        stream = await made.submit()
-        assert await numbers(stream, 10) == list(range(10))
+    async with under_way(tmp_path, engine, 10) as (made, stream):
         made.broker.kill()
         stream.abort()
         made.broker.start()
@@ -102,9 +110,7 @@ async def test_a_request_that_is_aborted_while_it_is_away_ends(tmp_path: Path) -
 
 async def test_a_worker_that_leaves_meanwhile_finishes_and_leaves(tmp_path: Path) -> None:
     engine = Counter(40, allowed=10)
-    async with rig(tmp_path, line("a"), {"a": engine}) as made:
-        stream = await made.submit()
-        assert await numbers(stream, 10) == list(range(10))
+    async with under_way(tmp_path, engine, 10) as (made, stream):
         made.broker.kill()
         process = made.workers["a"].process
         process.drain()
@@ -142,9 +148,7 @@ async def test_another_client_continues_a_request_by_name(tmp_path: Path) -> Non
 async def test_a_client_that_was_given_up_gets_the_rest(tmp_path: Path) -> None:
     """It was stopped for longer than the broker's patience; its requests went on without it."""
     engine = Counter(40, floats=10_000, allowed=20)
-    async with rig(tmp_path, line("a"), {"a": engine}, kind="gateway") as made:
-        stream = await made.submit()
-        assert await numbers(stream, 10) == list(range(10))
+    async with under_way(tmp_path, engine, 10, kind="gateway") as (made, stream):
         beating = made.client._beating
         assert beating is not None
         beating.cancel()  # the other half of a process that is stopped
@@ -159,9 +163,7 @@ async def test_a_client_that_was_given_up_gets_the_rest(tmp_path: Path) -> None:
 
 async def test_a_broker_that_knows_nothing_gets_what_can_be_asked_again(tmp_path: Path) -> None:
     engine, later = Counter(10, allowed=5), Counter(10)
-    async with rig(tmp_path, line("a"), {"a": engine}) as made:
-        begun = await made.submit()
-        assert await numbers(begun, 5) == list(range(5))
+    async with under_way(tmp_path, engine, 5) as (made, begun):
         made.broker.kill()
         waiting = asyncio.ensure_future(made.submit())
         made.broker.lose_state()
@@ -178,9 +180,7 @@ async def test_a_broker_that_knows_nothing_gets_what_can_be_asked_again(tmp_path
 
 async def test_a_broker_that_stays_away_fails_what_waits(tmp_path: Path) -> None:
     engine = Counter(10, allowed=5)
-    async with rig(tmp_path, line("a"), {"a": engine}, patience_s=1.5) as made:
-        stream = await made.submit()
-        assert await numbers(stream, 5) == list(range(5))
+    async with under_way(tmp_path, engine, 5, patience_s=1.5) as (made, stream):
         made.broker.kill()
         with pytest.raises(BrokerGone, match="does not answer"):
             await numbers(stream)
