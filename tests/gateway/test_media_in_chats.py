@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -355,6 +357,15 @@ async def test_a_low_level_of_detail_is_shrunk_at_the_door() -> None:
     for detail, edge in ((None, 1024), ("auto", 1024), ("high", 1024), ("low", 512)):
         payload = await to_payload([ChatMessage("user", [pictured(big, detail)])], SENSES, Settings())
         assert payload["images"][0].shape == (edge, edge, 3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in Settings.__struct_fields__ if re.search("clip|image|video|frame|pixels|audio", name)],
+)
+def test_the_docs_say_each_bound_on_media(name: str) -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+    assert f"`--{name.replace('_', '-')}` {getattr(Settings(), name):g}" in docs
 
 
 @pytest.mark.parametrize("name", ["max_images", "max_video_s", "max_frames", "max_pixels_mp", "video_fps"])
