@@ -126,6 +126,7 @@ async def test_a_prompt_fits_with_room_for_an_answer_or_is_refused(
         (says("Hi"), {"stop": [""]}),
         (says("Hi"), {"min_tokens": 9, "max_tokens": 5}),
         ({"messages": [{"role": "user", "content": [{"type": "audio", "index": 0}]}]}, {}),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "index": 0}]}]}, {}),
     ],
 )
 async def test_a_bad_request_is_refused_and_the_next_one_answered(
@@ -217,9 +218,9 @@ async def test_a_resumed_answer_reads_what_is_out_and_writes_only_the_rest(
     left: list[int] = []
     generate = engine.vllm.generate
 
-    def counted(prompt: list[int], params: Any) -> AsyncGenerator[Delta, None]:
+    def counted(inputs: dict[str, Any], params: Any, rows_from: int) -> AsyncGenerator[Delta, None]:
         left.append(params.max_tokens)
-        return generate(prompt, params)
+        return generate(inputs, params, rows_from)
 
     monkeypatch.setattr(engine.vllm, "generate", counted)
     for cut in (10, len(whole)):

@@ -22,6 +22,8 @@ class Prompts:
     def __init__(self, tokenizer: Any, system_prompt: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._system_prompt = system_prompt
+        #: For templates that know texts only: (kind, which one of its kind) -> what stands for a medium there
+        self.placeholder: Callable[[str, int], str | None] | None = None
         added = tokenizer.added_tokens_decoder.values()
         control = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         self._control = re.compile("|".join(map(re.escape, sorted(control))) or "(?!)")
@@ -50,7 +52,8 @@ class Prompts:
         """Token ids of a conversation of (role, content); the system prompt is put before it if it has none.
 
         A content that is a list is given to the template as it is: {"type": "text", "text"} and whatever
-        else the template knows. Raises :class:`ItemError` (400).
+        else the template knows. With ``placeholder`` it becomes one text first, and its other parts have a
+        "number", counted within their kind from 1. Raises :class:`ItemError` (400).
         """
         messages = list(messages)
         if self._system_prompt is not None and all(role != "system" for role, _ in messages):
@@ -90,7 +93,7 @@ class Prompts:
         )
 
     def _render(self, messages: Sequence[tuple[str, Content]]) -> str:
-        conversation = [{"role": role, "content": content} for role, content in messages]
+        conversation = [{"role": role, "content": self._flat(content)} for role, content in messages]
         try:
             rendered = self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True
@@ -100,6 +103,14 @@ class Prompts:
                 f"messages: the chat template says: {error}", status=400, param="messages"
             ) from error
         return str(rendered)
+
+    def _flat(self, content: Content) -> Content:
+        if isinstance(content, str) or self.placeholder is None:
+            return content
+        return "\n".join(
+            part["text"] if part["type"] == "text" else self.placeholder(part["type"], part["number"]) or ""
+            for part in content
+        )
 
     def _tokens(self, text: str, **how: bool) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, **how)["input_ids"])

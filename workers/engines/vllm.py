@@ -1,4 +1,4 @@
-"""Engine ``vllm``: text to text, with vLLM's continuous batching.
+"""Engine ``vllm``: text, and what the model can see and hear, to text, with vLLM's continuous batching.
 
 What a resumed answer guarantees: the tokens that are already out stay, and the text goes on from the very
 letter. The rest is what the undisturbed run would have written, greedy or sampled (a token's draw depends on
@@ -22,6 +22,7 @@ from pipelines.options import VllmOptions, options_of
 from workers.engine import ItemError, Job
 from workers.engines.answers import TextAnswer, TextParams, conversation
 from workers.engines.prompt import Prompts
+from workers.engines.vllm_media import Media
 from workers.engines.vllm_setup import build
 from workers.engines.vllm_thread import VllmThread, refusals
 from workers.params import checked
@@ -64,6 +65,7 @@ class VllmEngine:
             )
         self._backend = tokenizer.backend_tokenizer
         self._prompts = Prompts(tokenizer, self.options.system_prompt)
+        self._media = Media(engine, self._prompts)
         self._context = int(config.max_model_len)
         self._defaults = dict(config.get_diff_sampling_param())
         self._defaults.pop("max_tokens", None)
@@ -84,7 +86,8 @@ class VllmEngine:
     async def run(self, job: Job) -> AsyncIterator[Payload]:
         """Writes one answer, or the rest of one that an earlier attempt began."""
         params = checked(job.params, TextParams)
-        prompt = await self._prompt(job)
+        inputs = await self._inputs(job)
+        prompt = inputs["prompt_token_ids"]
         room = self._context - len(prompt)
         if room < 1:
             raise ItemError(
@@ -101,9 +104,9 @@ class VllmEngine:
             yield answer.end("length")
             return
         sampling = self._sampling(params, job.seed, limit, answer.count)
-        tokens = prompt + answer.written
+        tokens = inputs["prompt_token_ids"] = prompt + answer.written
         rows_out = len(tokens) - 1 if answer.written else 0
-        async with aclosing(self.vllm.generate(tokens, sampling, rows_out)) as deltas:
+        async with aclosing(self.vllm.generate(inputs, sampling, rows_out)) as deltas:
             async for ids, finish, hidden in deltas:
                 payload = answer.push(ids, finish)
                 if hidden is not None:  # rows wait for nothing, not even for a whole character
@@ -113,10 +116,13 @@ class VllmEngine:
                 if answer.ended:
                     return
 
-    async def _prompt(self, job: Job) -> list[int]:
+    async def _inputs(self, job: Job) -> dict[str, Any]:
         request, heard = await conversation(job)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._tokenizing, self._prompts.encode, request, heard)
+        if self._media.wanted(request, heard):
+            return await loop.run_in_executor(self._tokenizing, self._media.encode, request, heard)
+        ids = await loop.run_in_executor(self._tokenizing, self._prompts.encode, request, heard)
+        return {"type": "token", "prompt_token_ids": ids}
 
     def _sampling(self, params: TextParams, seed: int, limit: int, written: int) -> Any:
         from vllm import SamplingParams

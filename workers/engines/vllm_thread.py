@@ -77,12 +77,15 @@ class VllmThread:
         return int(self.engine.get_num_unfinished_requests())
 
     async def generate(
-        self, prompt: list[int], params: Any, rows_from: int = 0
+        self, inputs: dict[str, Any], params: Any, rows_from: int = 0
     ) -> AsyncGenerator[Delta, None]:
         """Tokens as they are made. Leaving early, also by cancellation, frees the request at once.
 
-        Where there are hidden layers, their rows come from place ``rows_from`` on. Those that nobody has
-        taken yet wait here, at most a context full.
+        Args:
+            inputs: vLLM's ``EngineInput``: {"type": "token", "prompt_token_ids"}, or with features of media.
+            params: vLLM's ``SamplingParams``.
+            rows_from: Place of the first row, where there are hidden layers. Rows that nobody has taken yet
+                wait here, at most a context full.
 
         Raises :class:`ItemError` (400) if vLLM refuses the request.
         """
@@ -90,7 +93,7 @@ class VllmThread:
         if self._hidden_layers:
             params.extra_args = {"kv_transfer_params": {"rows_for": name, "rows_from": rows_from}}
         sink = self._sinks[name] = asyncio.Queue()
-        self._commands.put(lambda: self._add(name, prompt, params))
+        self._commands.put(lambda: self._add(name, inputs, params))
         finished = False
         try:
             while not finished:
@@ -139,9 +142,9 @@ class VllmThread:
                 return False
             command()
 
-    def _add(self, name: str, prompt: list[int], params: Any) -> None:
+    def _add(self, name: str, inputs: dict[str, Any], params: Any) -> None:
         try:
-            self.engine.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
+            self.engine.add_request(name, inputs, params)
         except refusals() as error:
             self._call(self._deliver, [(name, ItemError(str(error), status=400))])
 
