@@ -60,7 +60,7 @@ class ArOptions(Options, frozen=True):
         2048  #: rows of one step; longer prompts take several
     )
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0  #: size of the key-value memory, allocated once
-    block_size: Annotated[int, Meta(ge=1, le=1024)] = 64  #: rows of one block of it
+    block_size: Annotated[int, Meta(ge=1, le=1024)] = 32  #: rows of one block of it
     enforce_eager: bool = False  #: on a GPU: no graph capture of steps that read no prompt
     hidden_layers: list[Annotated[int, Meta(ge=0)]] = []  #: handed on as transformers' ``hidden_states``
     system_prompt: str | None = None  #: put before conversations that bring none of their own

@@ -9,6 +9,7 @@ import torch
 from workers.engine import ItemError
 from workers.engines.ar.attention import PagedStep, Pages
 from workers.engines.ar.blocks import Blocks
+from workers.engines.ar.cpu import by_columns
 from workers.engines.ar.family import Forward, Model, Step
 from workers.engines.ar.graphs import Graphs
 from workers.engines.ar.sampling import Sampler
@@ -34,6 +35,8 @@ class Runner:
     def __init__(self, model: Model, blocks: Blocks, graphs: list[int], max_blocks: int) -> None:
         self.model = model
         self.device = model.device
+        if self.device.type == "cpu":
+            by_columns(model)
         self.pages = Pages(model.layout, blocks.total, blocks.size, self.device)
         self._sampler = Sampler(model.suppressed_ids, model.stop_ids, self.device)
         self._stops = frozenset(model.stop_ids)
