@@ -99,6 +99,7 @@ def make(target: Path, sizes: Sizes, seed: int = 1) -> None:
     model = modeling.Qwen2_5OmniForConditionalGeneration(config)
     _randomise(model, generator)
     _prefer_letters(model)
+    model.talker.codec_head.weight.data[sizes.codes :] *= 0.5  # ends and other marks come seldom
     model.token2wav.code2wav_bigvgan_model.conv_post.weight.data *= 0.1  # else the waveform is cut at 1
     model.generation_config.eos_token_id = IDS["<|im_end|>"]
     model.generation_config.pad_token_id = IDS["<|endoftext|>"]
@@ -118,13 +119,19 @@ def make(target: Path, sizes: Sizes, seed: int = 1) -> None:
 
 
 def _randomise(model: Any, generator: Any) -> None:
-    """Normal weights that keep a signal's size; the ones of norms and the snake functions stay."""
+    """Normal weights that keep a signal's size; the ones of norms and the snake functions stay.
+
+    Embeddings are as large as hidden states, so that answers depend on their tokens and hardly ever repeat.
+    """
     import torch
 
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, parameter[0].numel() ** -0.5, generator=generator)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                module.weight.normal_(0, 1, generator=generator)
 
 
 def _prefer_letters(model: Any) -> None:
@@ -249,7 +256,7 @@ def _token2wav(sizes: Sizes) -> dict[str, Any]:
 
 
 def _preprocessor() -> dict[str, Any]:
-    """As in the real checkpoint, with fewer mel bins and smaller pictures."""
+    """As in the real checkpoint, with fewer mel bins, shorter clips and smaller pictures."""
     return {
         "processor_class": "Qwen2_5OmniProcessor",
         "feature_extractor_type": "WhisperFeatureExtractor",
@@ -257,9 +264,9 @@ def _preprocessor() -> dict[str, Any]:
         "sampling_rate": 16_000,
         "hop_length": 160,
         "n_fft": 400,
-        "chunk_length": 300,
-        "n_samples": 4_800_000,
-        "nb_max_frames": 30_000,
+        "chunk_length": 60,
+        "n_samples": 960_000,
+        "nb_max_frames": 6_000,
         "padding_side": "right",
         "padding_value": 0.0,
         "dither": 0.0,

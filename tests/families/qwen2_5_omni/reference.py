@@ -1,7 +1,8 @@
 """transformers' own Qwen2.5-Omni on the same weights: what each stage has to equal.
 
 Its processor needs torchvision, which does not go with the CPU build of torch. So its parts are used: its
-placeholders, its tokenizer, its feature extractor; pictures come in a size that needs no resizing.
+placeholders, its tokenizer, its feature extractor. Pictures are prepared by our own code, which has a test of
+its own (``test_encoder``).
 
 One thing is put right. From 5.x on ``generate`` drops an attention mask that is all ones. The talker looks at
 whether there is one to know that it has to add the codec's tokens to its prompt and to place the rows of
@@ -23,9 +24,12 @@ import torch
 from numpy.typing import NDArray
 
 from adapters.chunk import Payload
+from tests.families.qwen3_omni.reference import FILM_PIXELS
 from workers.families.pixels import Vision, patches
 from workers.families.qwen2_5_omni.code2wav import noise_of
 
+#: Pixels of a picture, as the small model's settings say, and of a film's frame, as these tests' stages do.
+_PIXELS = {"image": (56 * 56, 112 * 112), "video": FILM_PIXELS}
 _PARTS = {"audio": "audio", "image": "images", "video": "videos"}
 
 
@@ -64,7 +68,11 @@ class Reference:
         lengths: list[int] = []
         if clips:
             heard = self._mel(
-                clips, sampling_rate=16_000, padding="max_length", return_attention_mask=True, return_tensors="pt"
+                clips,
+                sampling_rate=16_000,
+                padding="max_length",
+                return_attention_mask=True,
+                return_tensors="pt",
             )
             mask = heard["attention_mask"]
             media |= {"input_features": heard["input_features"], "feature_attention_mask": mask}
@@ -72,7 +80,7 @@ class Reference:
         # "thinker_": else ``generate`` hands the pixels to the talker too, which refuses them.
         for kind, values in (("image", "thinker_pixel_values"), ("video", "thinker_pixel_values_videos")):
             frames = [request[_PARTS[kind]][p["index"]] for p in order if p["type"] == kind]
-            cut = [patches(f if f.ndim == 4 else f[None], Vision(), (1, 10**9)) for f in frames]
+            cut = [patches(f if f.ndim == 4 else f[None], Vision(), _PIXELS[kind]) for f in frames]
             if cut:
                 grids[kind] = [torch.tensor(c.grid) for c in cut]
                 media[values] = torch.cat([c.values for c in cut])
@@ -106,7 +114,7 @@ class Reference:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media}
 
     def answer(
-        self, request: Payload, tokens: int, frames: int, *, seed: int = 1, voice: str = "Chelsie", **more: Any
+        self, request: Payload, tokens: int, frames: int, *, seed: int = 1, voice: str = "Chelsie"
     ) -> Answer:
         """Greedy, in one piece."""
         inputs = self.inputs(request)
@@ -141,13 +149,39 @@ class Reference:
                     talker_max_new_tokens=frames,
                     talker_do_sample=False,
                     talker_eos_token_id=self._stops,
-                    **more,
                 )
         finally:
             self.model.talker.generate = generate
             self.model.talker.prepare_inputs_for_generation = prepare
         spoken = [code for code in codes if code not in self._stops]
         return Answer(ids[0, inputs["input_ids"].shape[1] :].tolist(), spoken, wave.numpy())
+
+    def batch(self, requests: list[Payload], tokens: int, frames: int) -> list[list[int]]:
+        """Codes of conversations of text alone, by one call of ``generate`` as it is."""
+        texts = [
+            self.tokenizer.apply_chat_template(r["messages"], tokenize=False, add_generation_prompt=True)
+            for r in requests
+        ]
+        inputs = self.tokenizer(texts, padding=True, padding_side="left", return_tensors="pt")
+        heard: list[Any] = []
+        generate = self.model.talker.generate
+        self.model.talker.generate = lambda **kwargs: (
+            heard.append(generate(**kwargs)[:, kwargs["input_ids"].shape[1] :])
+            or torch.cat([kwargs["input_ids"], heard[0]], 1)
+        )
+        try:
+            self.model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                thinker_max_new_tokens=tokens,
+                thinker_do_sample=False,
+                talker_max_new_tokens=frames,
+                talker_do_sample=False,
+                talker_eos_token_id=self._stops,
+            )
+        finally:
+            self.model.talker.generate = generate
+        return [[code for code in row if code not in self._stops] for row in heard[0].tolist()]
 
     def wave(self, codes: list[int], *, seed: int, place: int = 0, voice: str = "Chelsie") -> Any:
         """code2wav of some codes, the first of which is the answer's ``place``-th."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,16 +17,17 @@ from pipelines.graph import Stage, Window
 from pipelines.qwen3_omni.transfers import spoken
 from tests.engines.helpers import stage, started, stream
 from tests.families.qwen3_omni.reference import FILM_PIXELS
-from workers.engine import Engine, Job
+from workers.engine import Engine, Job, Stream
 from workers.engines.ar.engine import ArEngine
 from workers.engines.omni_code2wav import OmniCode2WavEngine
 from workers.engines.omni_encoder import OmniEncoderEngine
+from workers.inputs import Transfer
 
 FAMILY = "workers.families.qwen3_omni"
 GREEDY = {"temperature": 0.0}
 
 
-def stages(checkpoint: Path, **settings: Any) -> dict[str, Stage]:
+def stages(checkpoint: Path, family: str = FAMILY, **settings: Any) -> dict[str, Stage]:
     """The pipeline's stages on a checkpoint; ``settings`` are further options of thinker and talker."""
     ar = {"kv_cache_gib": 0.05, "block_size": 16, **settings}
     model = {"model": str(checkpoint), "resources": {"threads": 1}}
@@ -34,15 +36,15 @@ def stages(checkpoint: Path, **settings: Any) -> dict[str, Stage]:
         "encoder": stage(
             "omni-encoder",
             options={
-                "family": f"{FAMILY}.encoder:Encoder",
+                "family": f"{family}.encoder:Encoder",
                 "video_min_pixels": low,
                 "video_max_pixels": high,
             },
             **model,
         ),
-        "thinker": stage("ar", options={"family": f"{FAMILY}.thinker:Thinker", **ar}, **model),
-        "talker": stage("ar", options={"family": f"{FAMILY}.talker:Talker", **ar}, **model),
-        "code2wav": stage("omni-code2wav", options={"family": f"{FAMILY}.code2wav:Decoder"}, **model),
+        "thinker": stage("ar", options={"family": f"{family}.thinker:Thinker", **ar}, **model),
+        "talker": stage("ar", options={"family": f"{family}.talker:Talker", **ar}, **model),
+        "code2wav": stage("omni-code2wav", options={"family": f"{family}.code2wav:Decoder"}, **model),
     }
 
 
@@ -73,8 +75,9 @@ class Answer:
 class Rig:
     """Started engines."""
 
-    def __init__(self, engines: dict[str, Engine]) -> None:
+    def __init__(self, engines: dict[str, Engine], transfer: Transfer = spoken) -> None:
         self.engines = engines
+        self._transfer = transfer
 
     async def answer(
         self,
@@ -89,11 +92,14 @@ class Rig:
         answer = Answer()
         encoded = await self.encoded(request)
         thinker = self.think(request, encoded, max_tokens=text, **params)
-        heard = spoken(_noted(thinker, answer.text))
+        written = Stream()
+        writing = asyncio.create_task(_fed(_noted(thinker, answer.text), written))
+        heard = self._transfer(written)
         talker = self.talk(heard, max_tokens=frames + 1, **params)
         cut = windows(_noted(talker, answer.frames), window or Window(frames=25, first=5, left=25))
         async for payload in self._run("code2wav", {"talker": cut}, {}):
             answer.sound.append(payload)
+        await writing  # may go on when nothing more is said
         return answer
 
     async def encoded(self, request: Payload) -> list[Payload]:
@@ -123,8 +129,16 @@ async def _noted(payloads: AsyncIterator[Payload], into: list[Payload]) -> Async
         yield payload
 
 
+async def _fed(payloads: AsyncIterator[Payload], into: Stream) -> None:
+    async for payload in payloads:
+        into.feed([payload], closed=False)
+    into.feed([], closed=True)
+
+
 @asynccontextmanager
-async def running(checkpoint: Path, *names: str, **settings: Any) -> AsyncIterator[Rig]:
+async def running(
+    checkpoint: Path, *names: str, family: str = FAMILY, transfer: Transfer = spoken, **settings: Any
+) -> AsyncIterator[Rig]:
     """A rig of all stages, or of some."""
     engines: dict[str, Any] = {
         "encoder": OmniEncoderEngine,
@@ -132,11 +146,12 @@ async def running(checkpoint: Path, *names: str, **settings: Any) -> AsyncIterat
         "talker": ArEngine,
         "code2wav": OmniCode2WavEngine,
     }
-    made = stages(checkpoint, **settings)
+    made = stages(checkpoint, family, **settings)
     async with AsyncExitStack() as stack:
         yield Rig(
             {
                 name: await stack.enter_async_context(started(engines[name](made[name], device="cpu")))
                 for name in names or engines
-            }
+            },
+            transfer,
         )

@@ -49,7 +49,7 @@ class VoiceParams(msgspec.Struct, frozen=True):
 
 
 class Talker(Model):
-    """The speech model. Its payloads are {"frames": int [1, k], "codes": the same as a list, "voice"}."""
+    """The speech model. Its payloads are {"frames": int [1, k], "codes": [[code], ...], "voice"}."""
 
     axes = 3
 
@@ -120,7 +120,7 @@ class Talker(Model):
             ),
             TalkerOutput(self._settings.frames, voice),
             job.params,
-            written=[[code] for payload in job.resumed for code in payload["codes"]],
+            written=[frame for payload in job.resumed for frame in payload["codes"]],
             rows=self._rows(payloads),
             rest=self._text_pad,
         )
@@ -173,7 +173,7 @@ class TalkerOutput:
         codes, self._codes = self._codes, []
         payload: dict[str, Any] = {
             "frames": np.array([codes], np.int64),
-            "codes": codes,
+            "codes": [[code] for code in codes],
             "voice": self._voice,
         }
         return payload if step.finish is None else payload | {"finish_reason": step.finish}
