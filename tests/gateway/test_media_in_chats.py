@@ -28,7 +28,7 @@ from broker.gateway.models import Model
 from broker.gateway.schemas import ChatMessage, ImageLink, ImageLinkPart, Link, Part, TextPart, VideoLinkPart
 from broker.gateway.settings import Settings
 from broker.gateway.uploads import Pixels
-from tests.gateway.stack import Stack, empty, pipelines, reaches
+from tests.gateway.stack import Stack, empty, pipelines, reaches, until
 from tests.gateway.test_bad_requests import part, refused
 from tests.gateway.test_disconnects import connect, leave
 from tests.gateway.test_films import MP4, film
@@ -182,6 +182,26 @@ async def test_large_pictures_lie_in_shared_memory_until_they_are_done_with(
     connection = connect(stack, "/v1/chat/completions", body)
     status = await reaches(broker, 10.0, running=1)
     assert status["tables"]["blocks"] == 3
+    leave(connection, "FIN")
+    await empty(broker)
+
+
+async def test_a_gateway_that_waits_for_an_answer_keeps_no_pixels(stack: Stack, broker: Client) -> None:
+    """They lie in shared memory by then: 75 MB, that a small file became."""
+
+    def private_mb() -> float:
+        status = Path(f"/proc/{stack.processes['gateway'].pid}/status").read_text()
+        return int(status.partition("RssAnon:")[2].split()[0]) / 1024
+
+    body = {
+        "model": "senses",
+        "messages": [{"role": "user", "content": [image(np.zeros((5000, 5000, 3), np.uint8))]}],
+        "sampling_params_list": [{"hang": True}, {}],
+    }
+    before = private_mb()
+    connection = connect(stack, "/v1/chat/completions", body)
+    await reaches(broker, 20.0, running=1)
+    until(lambda: private_mb() - before < 25, "the pixels to go", 5.0)
     leave(connection, "FIN")
     await empty(broker)
 
