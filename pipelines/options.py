@@ -52,13 +52,9 @@ class ArOptions(Options, frozen=True):
 
     family: str = "workers.engines.ar.text:TextModel"  #: "package.module:Class" of the model file
     family_options: dict[str, Any] = {}  #: the model file's own settings
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = (
-        "auto"  #: auto: float32 on a CPU, else the model's
-    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  #: auto: float32 on a CPU
     max_model_len: Annotated[int, Meta(ge=16)] | None = None  #: rows of prompt and answer; None: the model's
-    max_num_batched_tokens: Annotated[int, Meta(ge=16)] = (
-        2048  #: rows of one step; longer prompts take several
-    )
+    max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 2048  #: rows of a step; long prompts take several
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0  #: size of the key-value memory, allocated once
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 32  #: rows of one block of it
     enforce_eager: bool = False  #: on a GPU: no graph capture of steps that read no prompt

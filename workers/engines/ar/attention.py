@@ -142,6 +142,10 @@ class PagedStep:
         for name in ("read", "base", "length"):
             getattr(self, name)[:blocks] = getattr(step, name)
 
+    def forget_biases(self) -> None:
+        """The next pass computes them from what the step holds then."""
+        self._biases.clear()
+
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._pages.device)
 

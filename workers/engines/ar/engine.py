@@ -7,7 +7,6 @@ would have made, greedy or sampled, up to the rounding of rows that are read in 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import time
@@ -27,6 +26,7 @@ from workers.engines.ar.schedule import Scheduler
 from workers.engines.ar.sequence import Choice, Sequence
 from workers.engines.ar.thread import ArThread
 from workers.engines.vllm_setup import cpu_threads
+from workers.families.find import find_class
 from workers.optional import library
 from workers.params import checked
 
@@ -180,8 +180,7 @@ class ArEngine:
         self.context = min(options.max_model_len or self.model.max_positions, blocks.total * blocks.size)
         captured = self.device.startswith("cuda") and not options.enforce_eager
         sizes = capture_sizes(seqs) if captured else []
-        runner = Runner(self.model, blocks, sizes, blocks.needed(self.context))
-        return runner, Scheduler(blocks, seqs, options.max_num_batched_tokens)
+        return Runner(self.model, blocks, sizes), Scheduler(blocks, seqs, options.max_num_batched_tokens)
 
 
 _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
@@ -190,11 +189,7 @@ _CHOICE = tuple(_NEUTRAL)
 
 def model_class(name: str) -> type[Model]:
     """The class that "package.module:Class" names. Raises ValueError."""
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"family: {name!r}: {error}") from error
+    found = find_class(name)
     if not (isinstance(found, type) and issubclass(found, Model)):
-        raise ValueError(f"family: {name!r} is no {Model.__module__}.Model")
+        raise ValueError(f"options.family: {name!r} is no {Model.__module__}.Model")
     return found

@@ -58,8 +58,8 @@ class Prompt:
     #: be any number of them, none too.
     ids: Sequence[int]
     embeds: torch.Tensor | None = None  #: [n, hidden]
-    positions: torch.Tensor | None = None  #: int [axes, n]; None: 0..n-1 on each axis
-    next_position: int | None = None  #: of the first generated token, on all axes; None: n
+    positions: torch.Tensor | None = None  #: int or float32 [axes, n]; None: 0..n-1 on each axis
+    next_position: float | None = None  #: of the first generated token, on all axes; None: n
     #: More for :meth:`Model.forward`, row by row: name -> [n, ...]. For rows of other jobs and of generated
     #: tokens they are zero; a step without any of them gets none.
     extras: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Model(ABC):
     def forward(
         self, embeds: torch.Tensor, positions: torch.Tensor, cache: Any, extras: dict[str, torch.Tensor]
     ) -> Forward:
-        """Rows of all jobs of a step, packed: embeds [T, hidden], positions int [axes, T].
+        """Rows of all jobs of a step, packed: embeds [T, hidden], positions int or float32 [axes, T].
 
         The decoder's attention finds the keys and values of each row's own job through ``cache``, which has
         to reach it as the keyword ``cache``; transformers' decoders pass unknown keywords on.

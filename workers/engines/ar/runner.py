@@ -29,10 +29,9 @@ class Runner:
         model: Loaded.
         blocks: How many blocks of memory there are, and their size.
         graphs: The batch sizes to capture as CUDA graphs; [] for none.
-        max_blocks: Blocks of the longest job.
     """
 
-    def __init__(self, model: Model, blocks: Blocks, graphs: list[int], max_blocks: int) -> None:
+    def __init__(self, model: Model, blocks: Blocks, graphs: list[int]) -> None:
         self.model = model
         self.device = model.device
         if self.device.type == "cpu":
@@ -41,7 +40,7 @@ class Runner:
         self._sampler = Sampler(model.suppressed_ids, model.stop_ids, self.device)
         self._stops = frozenset(model.stop_ids)
         self._layers = sorted(set(model.hidden_layers))
-        self._graphs = Graphs(model, self.pages, graphs, max_blocks) if graphs else None
+        self._graphs = Graphs(model, self.pages, graphs) if graphs else None
 
     def step(self, pieces: list[Piece]) -> Outcome:
         """Computes the pieces, single rows first. What raises for one job fails that one alone."""
