@@ -18,6 +18,7 @@ from broker.gateway.context import Context
 from broker.gateway.keys import ApiKeys, ApiKeysError
 from broker.gateway.link import BrokerLink
 from broker.gateway.metrics import Metrics
+from broker.gateway.room import Room
 from broker.gateway.settings import Settings, add_options
 
 log = logging.getLogger("gateway")
@@ -33,7 +34,7 @@ async def serve(host: str, port: int, address: str | None, settings: Settings) -
     except (AddressError, ApiKeysError) as error:
         log.error("%s", error)
         return 2
-    app = make_app(Context(link, settings, Metrics(), api_keys))
+    app = make_app(Context(link, settings, Metrics(), api_keys, Room(settings.max_decoded_mb)))
     # A compressed body could become a huge one while it comes in; the guard refuses it instead.
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=LEAVE_S, auto_decompress=False

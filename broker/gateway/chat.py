@@ -54,7 +54,11 @@ class Chat:
             params.add_speech(model, stage_params, voice, None)
         reading = body.mm_processor_kwargs or schemas.ProcessorOptions()
         payload = await messages.to_payload(
-            body.messages, model, settings, sound_in_videos=bool(reading.use_audio_in_video)
+            body.messages,
+            model,
+            settings,
+            room=self._context.room,
+            sound_in_videos=bool(reading.use_audio_in_video),
         )
         clips = payload.get("audio", [])
         transcribe = AUDIO in modalities and TEXT not in modalities and model.transcribes(endpoint)

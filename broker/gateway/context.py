@@ -18,6 +18,7 @@ from broker.gateway.metrics import Metrics
 from broker.gateway.models import Model
 from broker.gateway.params import StageParams
 from broker.gateway.plan import AnyPlan, encode, request_name
+from broker.gateway.room import Room
 from broker.gateway.settings import Settings
 from broker.protocol import Timing
 
@@ -35,6 +36,7 @@ class Context(msgspec.Struct, frozen=True):
     settings: Settings
     metrics: Metrics
     keys: ApiKeys
+    room: Room
 
     async def submit(self, call: Call, plan: AnyPlan, number: int) -> RequestStream:
         """Submits the ``number``-th choice of a call. Raises ApiError and BrokerError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from adapters.chunk import Payload
@@ -11,6 +12,7 @@ from broker.gateway.fetch import Fetcher, is_any, is_public
 from broker.gateway.media import Samples
 from broker.gateway.models import AUDIO, IMAGE, VIDEO, Model
 from broker.gateway.pictures import Rgb
+from broker.gateway.room import Room
 from broker.gateway.schemas import (
     AudioLinkPart,
     AudioPart,
@@ -26,7 +28,12 @@ _ROLES = {"developer": "system"}  # what models are trained on
 
 
 async def to_payload(
-    messages: list[ChatMessage], model: Model, settings: Settings, *, sound_in_videos: bool = False
+    messages: list[ChatMessage],
+    model: Model,
+    settings: Settings,
+    *,
+    room: Room | None = None,
+    sound_in_videos: bool = False,
 ) -> Payload:
     """Checks the messages and decodes what they carry, in the order given.
 
@@ -36,11 +43,11 @@ async def to_payload(
     a message are parts like ``{"type": "audio", "index": i}``; with ``sound_in_videos`` a video's part also
     says which of the clips is its own sound: ``{"type": "video", "index": i, "audio": j}``.
 
-    Raises ApiError that names the message and the part.
+    Raises ApiError that names the message and the part, and one (503) where there is no ``room``.
     """
     if not messages:
         raise ApiError("messages must not be empty", "messages")
-    reader = _Reader(model, settings, sound_in_videos)
+    reader = _Reader(model, settings, room or Room(math.inf), sound_in_videos)
     turns: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         field = f"messages[{number}].content"
@@ -63,9 +70,10 @@ def _joined(parts: list[dict[str, Any]]) -> Any:
 class _Reader:
     """Decodes the parts of one request, and knows what is left of its allowances."""
 
-    def __init__(self, model: Model, settings: Settings, sound_in_videos: bool) -> None:
+    def __init__(self, model: Model, settings: Settings, room: Room, sound_in_videos: bool) -> None:
         self._model = model
         self._settings = settings
+        self._room = room
         self._sound_in_videos = sound_in_videos
         self._pixels = uploads.Pixels(settings.max_pixels_mp)
         self._clips: list[Samples] = []
@@ -122,7 +130,9 @@ class _Reader:
         else:
             field = f"{field}.audio_url.url"
             data = await self._linked(part.audio_url.url, field, AUDIO, self._settings.max_audio_mb)
-        return await media.decode(data, field, max_s=self._seconds_left, expected=expected)
+        samples = await media.decode(data, field, max_s=self._seconds_left, expected=expected)
+        self._room.hold(samples)
+        return samples
 
     async def _picture(self, part: ImageLinkPart, field: str) -> dict[str, Any]:
         self._check(IMAGE, "images", len(self._pictures), self._settings.max_images, field)
@@ -131,6 +141,7 @@ class _Reader:
         low = link.detail == "low"
         rgb = await pictures.decode(data, field, max_mp=self._settings.max_image_mp, low=low)
         self._pixels.take(rgb.shape[0] * rgb.shape[1], field)
+        self._room.hold(rgb)
         self._pictures.append(rgb)
         return {"type": "image", "index": len(self._pictures) - 1}
 
@@ -148,10 +159,12 @@ class _Reader:
             pixels=self._pixels,
             sound_s=self._seconds_left if self._sound_in_videos else None,
         )
+        self._room.hold(film.frames)
         self._films.append(film.frames)
         self._fps.append(film.fps)
         place = {"type": "video", "index": len(self._films) - 1}
         if film.sound is not None:
+            self._room.hold(film.sound)
             self._clips.append(film.sound)
             place["audio"] = len(self._clips) - 1
         return place

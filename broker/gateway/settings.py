@@ -42,6 +42,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_pixels_mp: Annotated[float, says("Megapixels of all pictures and kept frames of one request.")] = (
         192.0
     )
+    max_decoded_mb: Annotated[
+        float, says("MiB of all requests' media that are held at once; more are refused with 503.")
+    ] = 2048.0
     max_choices: Annotated[int, says("The largest `n`.")] = 16
     max_open: Annotated[int, says("Requests that are handled at once; more are refused with 503.")] = 2048
     stall_s: Annotated[float, says("A caller that takes nothing for so many seconds loses its request.")] = (

@@ -34,6 +34,7 @@ class Transcriptions:
         if form.stream and form.response_format not in ("json", "text"):
             raise ApiError("a stream needs response_format json or text", "response_format")
         samples = await media.decode(data, "file", max_s=self._context.settings.max_audio_s)
+        self._context.room.hold(samples)
         granular = form.timestamp_granularities
         plan = TranscriptPlan(
             id=request["id"],
@@ -46,7 +47,9 @@ class Transcriptions:
             format=form.response_format,
             segments=granular is msgspec.UNSET or "segment" in granular,
         )
-        return await answer(self._context, request, _call(model, endpoint, form, samples), plan)
+        call = _call(model, endpoint, form, samples)
+        del data, samples  # they need not stay for as long as the answer takes
+        return await answer(self._context, request, call, plan)
 
     async def _read(self, request: web.Request) -> tuple[TranscriptionForm, bytes]:
         """The form's fields and the file, neither larger than allowed."""

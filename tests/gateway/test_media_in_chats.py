@@ -9,30 +9,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
-import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
-import pytest
 from openai import AsyncOpenAI
-from PIL import Image
 
 from broker.client import Client
 from broker.gateway import films, media
-from broker.gateway.errors import ApiError
-from broker.gateway.messages import to_payload
 from broker.gateway.models import Model
-from broker.gateway.schemas import ChatMessage, ImageLink, ImageLinkPart, Link, Part, TextPart, VideoLinkPart
 from broker.gateway.settings import Settings
 from broker.gateway.uploads import Pixels
 from tests.gateway.stack import Stack, empty, pipelines, reaches, until
 from tests.gateway.test_bad_requests import part, refused
 from tests.gateway.test_disconnects import connect, leave
 from tests.gateway.test_films import MP4, film
-from tests.gateway.test_pictures import HOSTILE, NOISE, claims, png, saved
+from tests.gateway.test_pictures import HOSTILE, NOISE, png
 from tests.gateway.test_uploads import file, tone
 from workers.engines.function import checksum
 
@@ -206,20 +199,6 @@ async def test_a_gateway_that_waits_for_an_answer_keeps_no_pixels(stack: Stack, 
     await empty(broker)
 
 
-async def test_what_no_shared_memory_can_hold_is_a_413(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's may be small; here a gateway may have 1 MiB of it."""
-    monkeypatch.setenv("OMNI_SHM_MB", "1")
-    url = stack.another_gateway("small")
-    async with aiohttp.ClientSession(url) as http:
-        body = {"model": "senses", "messages": [{"role": "user", "content": [image(noise(600, 600, 1))]}]}
-        async with http.post("/v1/chat/completions", json=body) as response:
-            error = (await response.json())["error"]
-            assert (response.status, error["code"]) == (413, "too_large")
-            assert "OMNI_SHM_MB" in error["message"]
-        assert words(await said(http, [image(NOISE)]))
-    assert stack.end("small") == 0
-
-
 async def test_eight_callers_at_once_get_their_own(http: aiohttp.ClientSession) -> None:
     drawn = random.Random(5)
 
@@ -319,76 +298,3 @@ async def test_parameters_may_leave_out_the_stages_that_only_media_need(http: ai
         async with http.post("/v1/chat/completions", json=body) as response:
             assert response.status == 500
             assert "on purpose" in (await response.json())["error"]["message"]
-
-
-# --- bounds
-
-
-async def place(parts: Iterable[Part], **settings: Any) -> tuple[str | None, int, str | None]:
-    """Where these parts' error is said to be, with what status and code."""
-    try:
-        await to_payload([ChatMessage("user", [*parts])], SENSES, Settings(**settings))
-    except ApiError as error:
-        return error.param, error.status, error.code
-    return None, 200, None
-
-
-def pictured(data: bytes, detail: Any = None) -> ImageLinkPart:
-    return ImageLinkPart(ImageLink(uri(data), detail))
-
-
-async def test_each_bound_has_its_effect() -> None:
-    small, film_ = pictured(png(NOISE)), VideoLinkPart(Link(uri(MP4)))
-    url, video_url = "messages[0].content[1].image_url.url", "messages[0].content[1].video_url.url"
-    words_ = TextPart("look")
-    rows: list[tuple[list[Part], dict[str, Any], tuple[str | None, int, str | None]]] = [
-        ([small, small], {"max_images": 1}, ("messages[0].content[1]", 400, "too_many_images")),
-        ([film_, film_], {"max_videos": 1}, ("messages[0].content[1]", 400, "too_many_videos")),
-        ([words_, small], {"max_image_mb": 0.001}, (url, 413, "image_too_large")),
-        ([words_, small], {"max_image_mp": 0.0008}, (url, 413, "image_too_large")),
-        ([words_, small], {"max_image_mp": 0.00086}, (None, 200, None)),
-        ([words_, pictured(claims(10**5, 10**4))], {}, (url, 413, "image_too_large")),
-        ([small, small], {"max_pixels_mp": 0.001}, (url, 413, "too_many_pixels")),
-        ([small, film_], {"max_pixels_mp": 0.001}, (video_url, 413, "too_many_pixels")),
-        ([words_, film_], {"max_video_mb": 0.001}, (video_url, 413, "video_too_large")),
-        ([words_, film_], {"max_video_mp": 0.001}, (video_url, 413, "video_too_large")),
-        ([words_, film_], {"max_video_s": 1.0}, (video_url, 413, "video_too_long")),
-        ([words_, film_], {"max_video_s": 2.1}, (None, 200, None)),
-    ]
-    for parts, settings, expected in rows:
-        assert await place(parts, **settings) == expected, settings
-
-
-async def frames(**settings: Any) -> tuple[int, ...]:
-    message = ChatMessage("user", [VideoLinkPart(Link(uri(MP4)))])
-    shape: tuple[int, ...] = (await to_payload([message], SENSES, Settings(**settings)))["videos"][0].shape
-    return shape
-
-
-async def test_settings_say_what_is_kept_of_a_video() -> None:
-    assert await frames() == (4, 48, 64, 3)
-    assert await frames(video_fps=5.0) == (10, 48, 64, 3)
-    assert await frames(video_fps=5.0, max_frames=6) == (6, 48, 64, 3)
-    assert await frames(max_frame_mp=0.000768) == (4, 24, 32, 3)
-
-
-async def test_a_low_level_of_detail_is_shrunk_at_the_door() -> None:
-    big = saved(Image.new("RGB", (1024, 1024)))
-    for detail, edge in ((None, 1024), ("auto", 1024), ("high", 1024), ("low", 512)):
-        payload = await to_payload([ChatMessage("user", [pictured(big, detail)])], SENSES, Settings())
-        assert payload["images"][0].shape == (edge, edge, 3)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [name for name in Settings.__struct_fields__ if re.search("clip|image|video|frame|pixels|audio", name)],
-)
-def test_the_docs_say_each_bound_on_media(name: str) -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
-    assert f"`--{name.replace('_', '-')}` {getattr(Settings(), name):g}" in docs
-
-
-@pytest.mark.parametrize("name", ["max_images", "max_video_s", "max_frames", "max_pixels_mp", "video_fps"])
-def test_a_bound_that_lets_nothing_through_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
-        Settings(**{name: 0})
