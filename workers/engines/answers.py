@@ -85,10 +85,6 @@ class TextAnswer:
             return None
         return {"text": piece, "token_ids": self.take()}
 
-    def flush(self) -> Payload:
-        """The tokens so far, whose text may come later."""
-        return {"text": "", "token_ids": self.take()}
-
     def end(self, reason: str, piece: str = "") -> Payload:
         """The last payload."""
         self.ended = True

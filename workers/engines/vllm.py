@@ -110,7 +110,7 @@ class VllmEngine:
             async for ids, finish, hidden in deltas:
                 payload = answer.push(ids, finish)
                 if hidden is not None:  # rows wait for nothing, not even for a whole character
-                    payload = (payload or answer.flush()) | {"hidden": hidden}
+                    payload = (payload or {"text": "", "token_ids": answer.take()}) | {"hidden": hidden}
                 if payload is not None:
                     yield payload
                 if answer.ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 from pipelines import models, torch_companions
@@ -26,7 +27,9 @@ def build(stage: Stage, options: VllmOptions, device: str) -> Any:
     try:
         import vllm  # noqa: F401
     except ImportError as error:
-        raise MissingLibrary("vllm", "cpu' or 'omni-broker[gpu") from error
+        raise MissingLibrary(
+            f"vllm: {error}; run: pip install 'omni-broker[cpu]', or 'omni-broker[gpu]' where there is a GPU"
+        ) from error
     torch_companions.check()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -38,7 +41,7 @@ def build(stage: Stage, options: VllmOptions, device: str) -> Any:
         raise ValueError(f"options.engine_args: {error}") from error
     from workers.engines.vllm_draws import draw_by_place
 
-    config = arguments.create_engine_config()
+    config = _config(arguments, stage.model)
     if options.hidden_layers:
         from workers.engines import vllm_hidden
 
@@ -46,6 +49,19 @@ def build(stage: Stage, options: VllmOptions, device: str) -> Any:
     engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     engine.collective_rpc(draw_by_place)
     return engine
+
+
+def _config(arguments: Any, model: str | None) -> Any:
+    try:
+        return arguments.create_engine_config()
+    except ValueError as error:
+        # vLLM's own message is that the architecture can't be inspected.
+        if "inspect" in str(error) and find_spec("torchvision") is None:
+            raise MissingLibrary(
+                f"model {model}: vllm can't import its code, which for most models that see needs "
+                "torchvision; install the build of it that fits the installed torch"
+            ) from error
+        raise
 
 
 def set_environment(stage: Stage, device: str, *, offline: bool) -> None:
@@ -103,6 +119,7 @@ def engine_args(stage: Stage, options: VllmOptions, device: str, model: str) -> 
         "enforce_eager": on_cpu if options.enforce_eager is None else options.enforce_eager,
         "enable_prefix_caching": options.enable_prefix_caching,
         "trust_remote_code": options.trust_remote_code,
+        "mm_processor_cache_gb": 1,  # for features of pictures and so on; vLLM makes two, of 4 by itself
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
