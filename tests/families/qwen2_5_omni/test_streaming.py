@@ -79,13 +79,13 @@ async def test_what_is_streamed_is_what_comes_stage_after_stage(rig: Rigs) -> No
 
 async def test_the_talker_speaks_while_the_thinker_writes(rig: Rigs) -> None:
     async with rig("encoder", "thinker", "talker") as stages:
-        text = await all_of(stages.think(REQUESTS["text"], [], max_tokens=20))
+        text = await all_of(stages.think(REQUESTS["text"], [], max_tokens=20, min_tokens=20))
         heard = Stream(text[:15])
-        payloads = stages.talk(replies(heard), max_tokens=30)
+        payloads = stages.talk(replies(heard), max_tokens=30, min_tokens=30)
         # Fifteen payloads bring the prompt and fourteen tokens: enough for the first twelve frames.
         early = await anext(payloads)
         waiting = asyncio.ensure_future(anext(payloads))
-        other = await all_of(stages.talk(replies(stream(text)), max_tokens=30))
+        other = await all_of(stages.talk(replies(stream(text)), max_tokens=30, min_tokens=30))
         assert not waiting.done()
         heard.feed(text[15:], closed=True)
         late = [await waiting, *[payload async for payload in payloads]]
@@ -133,11 +133,11 @@ def error(wave: Any, whole: Any) -> float:
     return math.sqrt(((wave - whole) ** 2).mean() / (whole**2).mean())
 
 
-@pytest.mark.parametrize("frames", [1, 2, 23, 24, 25, 36, 37, 95, 96, 97, 108, 109])
-async def test_answers_that_end_near_a_windows_border_lose_no_sample(rig: Rigs, frames: int) -> None:
+async def test_answers_that_end_near_a_windows_border_lose_no_sample(rig: Rigs) -> None:
     async with rig("code2wav") as stages:
-        made = await decoded(stages, [n % 96 for n in range(frames)], the_window())
-    assert len(joined(made)) == frames * HOP
+        for frames in (0, 1, 23, 24, 25, 37, 96, 97):
+            made = await decoded(stages, [n % 96 for n in range(frames)], the_window())
+            assert sum(len(payload["audio"]) for payload in made) == frames * HOP
 
 
 async def test_an_answer_of_one_token_is_silent(rig: Rigs) -> None:

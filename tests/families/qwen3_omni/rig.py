@@ -130,8 +130,12 @@ async def _noted(payloads: AsyncIterator[Payload], into: list[Payload]) -> Async
 
 
 async def _fed(payloads: AsyncIterator[Payload], into: Stream) -> None:
-    async for payload in payloads:
-        into.feed([payload], closed=False)
+    try:
+        async for payload in payloads:
+            into.feed([payload], closed=False)
+    except Exception as error:
+        into.fail(error)
+        raise
     into.feed([], closed=True)
 
 
