@@ -88,6 +88,7 @@ class Omni:
         pipeline: A pipeline that ships, a YAML file, or a folder with a pipeline.yaml.
         address: Connect to the broker there, and never start one.
         stage: Settings like "thinker.max_num_seqs=32"; with any, a broker is always started.
+        model: Of all stages that have one: a name, a folder or "tiny-random"; so too.
         timeout_s: How long to wait until every stage has a worker (models are fetched on first use).
 
     Raises:
@@ -101,11 +102,13 @@ class Omni:
         *,
         address: str | None = None,
         stage: Sequence[str] = (),
+        model: str | None = None,
         timeout_s: float = 900.0,
     ) -> None:
         self._wanted = pipeline
         self._address = address
         self._stage = list(stage)
+        self._model = model
         self._timeout_s = timeout_s
         self._private: PrivateBroker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -133,7 +136,7 @@ class Omni:
         try:
             if self._address is not None:
                 self._run(self._connect(self._address))
-            elif self._stage or not self._run(self._join()):
+            elif self._stage or self._model is not None or not self._run(self._join()):
                 self._run(self._start_private())
         except BaseException:
             self.close()
@@ -185,8 +188,8 @@ class Omni:
         return True
 
     async def _start_private(self) -> None:
-        wanted = load(self._wanted, self._stage)
-        self._private = PrivateBroker(self._wanted, self._stage)
+        wanted = load(self._wanted, self._stage, [] if self._model is None else [self._model])
+        self._private = PrivateBroker(self._wanted, self._stage, self._model)
         client = Client(self._private.address)
         try:
             await self._private.ready(client, self._timeout_s)

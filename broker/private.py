@@ -35,15 +35,18 @@ class PrivateBroker:
     Args:
         pipeline: A name or a file.
         stage: Settings as `--stage` takes them.
+        model: As `--model` takes it.
     """
 
-    def __init__(self, pipeline: str, stage: Sequence[str] = ()) -> None:
+    def __init__(self, pipeline: str, stage: Sequence[str] = (), model: str | None = None) -> None:
         self._folder = _folder()
         self.address = f"ipc://{self._folder}"
         self._log = self._folder / "log.txt"
         command = ["broker.cli", "start", "--pipeline", pipeline, "--no-gateway", "--stop-with-stdin"]
         for setting in stage:
             command += ["--stage", setting]
+        if model is not None:
+            command += ["--model", model]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", *command],

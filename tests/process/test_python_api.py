@@ -18,6 +18,7 @@ from broker.api import AudioEvent, BrokerError, DoneEvent, OmniError, OutputEven
 from pipelines.errors import PipelineError
 from tests.house import House, line, write
 
+ROOT = Path(__file__).parents[2]
 Houses = Callable[..., House]
 
 
@@ -134,6 +135,18 @@ def test_its_broker_dies_with_the_program(house: Houses) -> None:
         program.stdin.close()
         program.stdout.close()
     home.until(lambda: not home.processes())
+
+
+def test_a_model_for_all_stages_that_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    document = line("a", "b")
+    document["stages"]["b"] = {"engine": "tests.process.steps_engine:StepsEngine", "model": "owner/name"}
+    (tmp_path / "mine").mkdir()
+    with Omni(write(tmp_path, document), model=str(tmp_path / "mine")) as omni:
+        models = [stage.model for stage in omni.pipeline.stages.values()]
+    assert models == [None, str(tmp_path / "mine")]
+    with pytest.raises(PipelineError, match="no stage of echo has a model"):
+        Omni("echo", model="gpt2").start()
 
 
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
