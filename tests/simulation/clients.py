@@ -162,7 +162,9 @@ class Client(Producer):
         try:
             self.views.open(chunk)
         except Gone:
-            unwanted = self.suspected is not None or stream.call.forgotten
+            # Another client had taken it over, and left.
+            superseded = stream.call.stream is not stream
+            unwanted = self.suspected is not None or stream.call.forgotten or superseded
             assert unwanted, "an output's block is gone while its client lives"
             self.release(blocks)
             self.world.dropped(stream)
