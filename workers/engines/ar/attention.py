@@ -125,9 +125,11 @@ class PagedStep:
         step = cls(pages, [])
         step.singles = singles
         step.block, step.place = (torch.zeros(singles, dtype=torch.long, device=pages.device) for _ in "12")
-        step.read, step.owner, step.base, step.length = (
+        step.owner, step.base, step.length, step.read = (
             torch.zeros(blocks, dtype=torch.long, device=pages.device) for _ in "1234"
         )
+        step.block.fill_(pages.scratch)
+        step.owner.fill_(singles)
         return step
 
     def fill(self, step: PagedStep) -> None:
@@ -139,8 +141,10 @@ class PagedStep:
         self.owner.fill_(self.singles)  # nobody
         self.owner[:blocks] = step.owner.masked_fill(step.owner == rows, self.singles)
         self.length.zero_()
-        for name in ("read", "base", "length"):
-            getattr(self, name)[:blocks] = getattr(step, name)
+        self.base[:blocks] = step.base
+        self.length[:blocks] = step.length
+        read = torch.arange(blocks) if isinstance(step.read, slice) else step.read
+        torch.as_tensor(self.read)[:blocks] = read
 
     def forget_biases(self) -> None:
         """The next pass computes them from what the step holds then."""
@@ -180,7 +184,8 @@ class PagedStep:
         sums = torch.zeros_like(best).index_add_(0, self.owner, weights.sum(-1, keepdim=True))
         mixed = torch.matmul(weights.to(values.dtype), values).float()
         out = mixed.new_zeros((count + 1, *mixed.shape[1:])).index_add_(0, self.owner, mixed)
-        return (out[:count] / sums[:count]).to(query.dtype).view(count, heads, width)
+        # A job's sum is at least 1, for its highest score. Rows of nobody become 0 and not NaN.
+        return (out[:count] / sums[:count].clamp_min_(1)).to(query.dtype).view(count, heads, width)
 
     def _read(self, memory: torch.Tensor) -> torch.Tensor:
         return memory[self.read] if isinstance(self.read, slice) else memory.index_select(0, self.read)
