@@ -42,10 +42,10 @@ class Answer(NamedTuple):
 class Reference:
     """The whole model, greedy, one request at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         from transformers import AutoTokenizer, Qwen2_5OmniForConditionalGeneration, WhisperFeatureExtractor
 
-        self.model: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder)
+        self.model: Any = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder).to(device)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._mel: Any = WhisperFeatureExtractor.from_pretrained(folder)
         talker = self.model.config.talker_config
@@ -135,14 +135,14 @@ class Reference:
             if made.get("attention_mask") is None:
                 new = made["input_ids"] if made.get("inputs_embeds") is None else made["inputs_embeds"]
                 length = made["past_key_values"].get_seq_length() + new.shape[1]
-                made["attention_mask"] = torch.ones(1, length, dtype=torch.long)
+                made["attention_mask"] = torch.ones(1, length, dtype=torch.long, device=new.device)
             return made
 
         self.model.talker.prepare_inputs_for_generation = with_mask
         try:
             with noise(self.model, seed):
                 ids, wave = self.model.generate(
-                    **inputs,
+                    **{k: v.to(self.model.device) if torch.is_tensor(v) else v for k, v in inputs.items()},
                     speaker=voice,
                     thinker_max_new_tokens=tokens,
                     thinker_do_sample=False,
@@ -203,7 +203,7 @@ def noise(model: Any, seed: int, place: int = 0) -> Iterator[None]:
     def given(shape: Any, *rest: Any, **more: Any) -> Any:
         _, count, bins = shape
         repeats = model.config.token2wav_config.dit_config.repeats
-        return torch.from_numpy(noise_of(seed, place * repeats, count, bins))[None]
+        return torch.from_numpy(noise_of(seed, place * repeats, count, bins))[None].to(model.device)
 
     torch.randn = given  # type: ignore[assignment]
     try:

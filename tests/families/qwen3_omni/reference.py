@@ -23,11 +23,11 @@ class Said(NamedTuple):
 class Reference:
     """The whole model, loaded by transformers itself."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         from transformers import AutoTokenizer, Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExtractor
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-        self.model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder).eval()
+        self.model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder).to(device).eval()
         # transformers' talker looks there for the sizes of sounds, but its config has no such class.
         self.model.talker.config.audio_config = self.model.thinker.config.audio_config
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -45,7 +45,7 @@ class Reference:
         try:
             with torch.inference_mode():
                 sequences, wave = self.model.generate(
-                    **inputs,
+                    **{name: value.to(self.model.device) for name, value in inputs.items()},
                     use_audio_in_video=films_sound,
                     speaker=speaker,
                     thinker_max_new_tokens=text,
@@ -56,7 +56,7 @@ class Reference:
         finally:
             hook.remove()
         tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
-        return Said(tokens, torch.cat(heard, -1)[0].numpy(), wave.reshape(-1).numpy())
+        return Said(tokens, torch.cat(heard, -1)[0].cpu().numpy(), wave.reshape(-1).cpu().numpy())
 
     def decoded(self, codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """One pass of code2wav: [codebooks, n] -> [samples]."""

@@ -141,7 +141,12 @@ async def _fed(payloads: AsyncIterator[Payload], into: Stream) -> None:
 
 @asynccontextmanager
 async def running(
-    checkpoint: Path, *names: str, family: str = FAMILY, transfer: Transfer = spoken, **settings: Any
+    checkpoint: Path,
+    *names: str,
+    family: str = FAMILY,
+    transfer: Transfer = spoken,
+    device: str = "cpu",
+    **settings: Any,
 ) -> AsyncIterator[Rig]:
     """A rig of all stages, or of some."""
     engines: dict[str, Any] = {
@@ -154,7 +159,7 @@ async def running(
     async with AsyncExitStack() as stack:
         yield Rig(
             {
-                name: await stack.enter_async_context(started(engines[name](made[name], device="cpu")))
+                name: await stack.enter_async_context(started(engines[name](made[name], device=device)))
                 for name in names or engines
             },
             transfer,

@@ -1,0 +1,166 @@
+"""``scripts/gpu_check omni``: the stages of both Qwen-Omni families on a CUDA device, with torch alone.
+
+First their answers are compared with transformers', in float32 and without TF32, with and without captured
+graphs: text and codes must be equal, the waveform within a tolerance. Then the benchmarks ``omni`` and ``ar``
+run on the device. What fails is printed and makes the exit code 1; nothing is left out without a word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+TEXT, FRAMES = 12, 32
+
+
+class Family(NamedTuple):
+    """Where a family's parts are."""
+
+    name: str
+    maker: str
+    reference: str
+    package: str
+    transfer: str
+
+
+FAMILIES = (
+    Family(
+        "qwen2_5",
+        "pipelines.convert.qwen2_5_omni_tiny",
+        "tests.families.qwen2_5_omni.reference",
+        "workers.families.qwen2_5_omni",
+        "pipelines.qwen2_5_omni.transfers:replies",
+    ),
+    Family(
+        "qwen3",
+        "pipelines.convert.qwen3_omni_tiny",
+        "tests.families.qwen3_omni.reference",
+        "workers.families.qwen3_omni",
+        "pipelines.qwen3_omni.transfers:spoken",
+    ),
+)
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["omni"])
+    parser.add_argument("--device", default="cuda", help="cuda (default); cpu only to try the script itself")
+    parser.add_argument("--tolerance", type=float, default=1e-4, help="of the waveform (default 1e-4)")
+    parser.add_argument("--equality-only", action="store_true", help="no benchmarks")
+    options = parser.parse_args(argv)
+    import torch
+    import transformers
+
+    print(
+        f"python {sys.version.split()[0]}, torch {torch.__version__}, transformers {transformers.__version__}"
+    )
+    if options.device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            print("FAILED: torch sees no CUDA device", file=sys.stderr)
+            return 1
+        print(torch.cuda.get_device_name())
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    failures: list[str] = []
+    for family in FAMILIES:
+        for eager in (False, True):
+            what = f"{family.name}, {'eager' if eager else 'captured'}"
+            _attempt(what, lambda f=family, e=eager: _compare(f, e, options), failures)  # type: ignore[misc]
+    if options.equality_only:
+        print("the benchmarks were not run (--equality-only)")
+    else:
+        _benches(options.device, failures)
+    print("\n".join(["", *(f"FAILED: {failure}" for failure in failures)]) if failures else "\nall good")
+    return 1 if failures else 0
+
+
+def _attempt(what: str, action: Callable[[], list[str]], failures: list[str]) -> None:
+    try:
+        failures += [f"{what}: {failure}" for failure in action()]
+    except Exception as error:
+        traceback.print_exc()
+        failures.append(f"{what}: {type(error).__name__}: {error}")
+
+
+def _compare(family: Family, eager: bool, options: argparse.Namespace) -> list[str]:
+    """What is not equal. Prints a line for each kind of request."""
+    from tests.families.qwen3_omni.requests import REQUESTS
+
+    failures = []
+    with tempfile.TemporaryDirectory(prefix="omni-gpu-") as name:
+        folder = Path(name) / "model"
+        importlib.import_module(family.maker).convert(folder, folder)
+        reference = importlib.import_module(family.reference).Reference(folder, options.device)
+        answers = asyncio.run(_answers(family, folder, eager, options.device, list(REQUESTS.values())))
+        for (kind, request), answer in zip(REQUESTS.items(), answers, strict=True):
+            told = _told(family, reference, request)
+            codes = np.asarray(told.codes).reshape(answer.codes.shape[0], -1)
+            equal = {
+                "text": answer.tokens == list(told[0]),
+                "codes": answer.codes.shape == codes.shape and bool((answer.codes == codes).all()),
+            }
+            same = answer.wave.shape == told.wave.shape
+            apart = float(np.abs(answer.wave - told.wave).max()) if same else float("inf")
+            equal["waveform"] = apart <= options.tolerance
+            how = "eager" if eager else "captured"
+            print(f"{family.name} {how} {kind}: {equal}, waveform apart by {apart:.2g}", flush=True)
+            failures += [f"{kind}: {part} differs" for part, holds in equal.items() if not holds]
+    return failures
+
+
+def _told(family: Family, reference: Any, request: Any) -> Any:
+    if family.name == "qwen2_5":
+        return reference.answer(request, TEXT, FRAMES + 1)
+    return reference.answer(request, text=TEXT, frames=FRAMES)
+
+
+async def _answers(family: Family, folder: Path, eager: bool, device: str, requests: list[Any]) -> list[Any]:
+    """All at once, so that batches form; each decoded as one window."""
+    from pipelines.graph import Window
+    from tests.families.qwen3_omni.rig import running
+    from workers.inputs import find_transfer
+
+    async with running(
+        folder,
+        family=family.package,
+        transfer=find_transfer(family.transfer),
+        device=device,
+        enforce_eager=eager,
+        dtype="float32",
+    ) as rig:
+        window = Window(frames=10_000)
+        return await asyncio.gather(
+            *(rig.answer(request, text=TEXT, frames=FRAMES, window=window) for request in requests)
+        )
+
+
+def _benches(device: str, failures: list[str]) -> None:
+    commands = [
+        ["omni", "--family", "qwen2_5", "--device", device],
+        ["omni", "--family", "qwen3", "--device", device],
+        ["ar", "--engines", "ar", "transformers", "--device", device],
+    ]
+    for command in commands:
+        print(f"\nscripts/bench {' '.join(command)}", flush=True)
+        run = subprocess.run(
+            [sys.executable, "-P", "-m", "scripts.benchmarks", *command], env=os.environ, check=False
+        )
+        if run.returncode:
+            failures.append(f"bench {' '.join(command)}: exit code {run.returncode}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
