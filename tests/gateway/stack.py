@@ -147,7 +147,7 @@ class Stack:
 
     def wait_ready(self) -> None:
         """Waits until /ready says so."""
-        until(lambda: self.get("/ready")[0] == 200, "all stages to have a worker", 60)
+        until(lambda: self.get("/ready")[0] == 200, "all stages to have a worker", 120)
 
     def get(self, path: str) -> tuple[int, bytes]:
         """A GET request's status and body."""
