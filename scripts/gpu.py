@@ -97,15 +97,14 @@ def _attempt(what: str, action: Callable[[], list[str]], failures: list[str]) ->
 
 def _compare(family: Family, eager: bool, options: argparse.Namespace) -> list[str]:
     """What is not equal. Prints a line for each kind of request."""
-    from tests.families.qwen3_omni.requests import REQUESTS
-
+    requests = importlib.import_module("tests.families.qwen3_omni.requests").REQUESTS
     failures = []
     with tempfile.TemporaryDirectory(prefix="omni-gpu-") as name:
         folder = Path(name) / "model"
         importlib.import_module(family.maker).convert(folder, folder)
         reference = importlib.import_module(family.reference).Reference(folder, options.device)
-        answers = asyncio.run(_answers(family, folder, eager, options.device, list(REQUESTS.values())))
-        for (kind, request), answer in zip(REQUESTS.items(), answers, strict=True):
+        answers = asyncio.run(_answers(family, folder, eager, options.device, list(requests.values())))
+        for (kind, request), answer in zip(requests.items(), answers, strict=True):
             told = _told(family, reference, request)
             codes = np.asarray(told.codes).reshape(answer.codes.shape[0], -1)
             equal = {
@@ -130,10 +129,10 @@ def _told(family: Family, reference: Any, request: Any) -> Any:
 async def _answers(family: Family, folder: Path, eager: bool, device: str, requests: list[Any]) -> list[Any]:
     """All at once, so that batches form; each decoded as one window."""
     from pipelines.graph import Window
-    from tests.families.qwen3_omni.rig import running
     from workers.inputs import find_transfer
 
-    async with running(
+    rigs = importlib.import_module("tests.families.qwen3_omni.rig")
+    async with rigs.running(
         folder,
         family=family.package,
         transfer=find_transfer(family.transfer),

@@ -52,7 +52,7 @@ class Placed(NamedTuple):
 
     at: int
     kind: str
-    index: int
+    number: int  #: which one of its kind
     start: int
     stop: int
 

@@ -125,7 +125,6 @@ class Talker(Model):
             rest=self._text_pad,
         )
 
-    @torch.inference_mode()
     def _embedded(self, first: Payload, voice: str) -> torch.Tensor:
         """The rows of the prompt, [n, hidden]."""
         config = self._config

@@ -82,12 +82,11 @@ class Thinker(Model):
         output = ThinkerOutput(answer, rows, spoken=TALKER in job.consumers)
         return Work(prompt, output, job.params, written=[[token] for token in answer.written])
 
-    @torch.inference_mode()
     def _embedded(self, rows: Rows, encoded: Encoded) -> torch.Tensor:
         """[n, hidden]"""
-        embeds = self.decoder.embed_tokens(torch.tensor(rows.ids, device=self.device))
+        embeds: torch.Tensor = self.decoder.embed_tokens(torch.tensor(rows.ids, device=self.device))
         for part in rows.placed:
-            made = torch.as_tensor(encoded[part.kind, part.index]["embeds"])[part.start : part.stop]
+            made = torch.as_tensor(encoded[part.kind, part.number]["embeds"])[part.start : part.stop]
             embeds[part.at : part.at + len(made)] = made.to(embeds)
         return embeds
 
