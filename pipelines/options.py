@@ -47,6 +47,15 @@ class VllmOptions(Options, frozen=True):
     engine_args: dict[str, Any] = {}  #: any other argument of vLLM's AsyncEngineArgs, by its name
 
 
+class Sampling(Options, frozen=True):
+    """How tokens are chosen where a request does not say. None: as the checkpoint says."""
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_p: Fraction | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+
+
 class ArOptions(Options, frozen=True):
     """Engine ``ar``: any transformers decoder, step by step. Names are vLLM's where vLLM has the setting."""
 
@@ -59,6 +68,7 @@ class ArOptions(Options, frozen=True):
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 32  #: rows of one block of it
     enforce_eager: bool = False  #: on a GPU: no graph capture of steps that read no prompt
     hidden_layers: list[Annotated[int, Meta(ge=0)]] = []  #: handed on as transformers' ``hidden_states``
+    sampling: Sampling = Sampling()
     system_prompt: str | None = None  #: put before conversations that bring none of their own
     #: Of an answer whose request names no limit. None: what fits into max_model_len
     max_tokens: Annotated[int, Meta(ge=1)] | None = None

@@ -92,6 +92,15 @@ async def test_the_options_for_texts_have_an_effect(serve: Serve) -> None:
     assert answer[-1]["prompt_tokens"] == len(spoken) - 3 * len("|start|>") - 2 * len("|end|>")
 
 
+async def test_a_stage_says_how_tokens_are_chosen_where_requests_do_not(serve: Serve) -> None:
+    async with serve(sampling={"temperature": 0, "repetition_penalty": 1.4}) as engine:
+        said = await collect(engine, ask(PROMPTS[1], temperature=0, repetition_penalty=1.4))
+        other = await collect(engine, ask(PROMPTS[1], temperature=0, repetition_penalty=1.0))
+        silent = ask(PROMPTS[1])
+        del silent.params["temperature"]
+        assert tokens_of(await collect(engine, silent)) == tokens_of(said) != tokens_of(other)
+
+
 async def test_leaving_frees_the_memory_within_a_step(serve: Serve) -> None:
     async with serve() as engine:
         scheduler = engine.thread.scheduler

@@ -104,8 +104,7 @@ class ArEngine:
                 status=400,
                 param="messages",
             )
-        wishes = {name: value for name in _CHOICE if (value := getattr(params, name)) is not None}
-        choice = {**_NEUTRAL, **self.model.defaults, **wishes}
+        choice = {**_NEUTRAL, **self.model.defaults, **_said(self.options.sampling), **_said(params)}
         limit = min(params.max_tokens or self.options.max_tokens or choice.get("max_tokens") or room, room)
         if params.min_tokens > limit:
             raise ItemError(
@@ -184,7 +183,10 @@ class ArEngine:
 
 
 _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
-_CHOICE = tuple(_NEUTRAL)
+
+
+def _said(wishes: Any) -> dict[str, Any]:
+    return {name: value for name in _NEUTRAL if (value := getattr(wishes, name)) is not None}
 
 
 def model_class(name: str) -> type[Model]:
