@@ -49,6 +49,7 @@ from broker.protocol import (
 from pipelines.graph import Pipeline
 
 GIVEN_UP = 10_000  #: peers that we remember to have given up
+SELDOM = 6  #: times `sweep_s`: one that was given up may have lived on, and have died since
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -297,13 +298,19 @@ class Core:
         blocks = self.board.blocks
         if self.awaited:
             return
-        late = self._sweep_due and self.board.now - self._swept > self.settings.sweep_s
         if blocks.in_limbo:
             blocks.leave_limbo(self._out)
-        elif not late:
+        elif not self._late():
             return
         self._sweep_due, self._swept = False, self.board.now
         self._out.append(SweepRun(frozenset(self._owners()) | blocks.orphaned))
+
+    def _late(self) -> bool:
+        """Whether it is time to look for what the dead have left."""
+        since = self.board.now - self._swept
+        if self._sweep_due:
+            return since > self.settings.sweep_s
+        return bool(self._given_up) and since > SELDOM * self.settings.sweep_s
 
     def _owners(self) -> dict[str, Peer]:
         """Arena -> whose it is."""

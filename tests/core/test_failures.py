@@ -236,6 +236,24 @@ def test_what_a_client_wrote_after_it_was_given_up_is_swept() -> None:
     assert d.sweeps == 2, "once, when it had begun anew"
 
 
+def test_what_is_left_by_one_that_lived_on_after_it_was_given_up_is_swept_some_time() -> None:
+    """Nobody hears of its death, so there is a look now and then."""
+    d = Driver(line("a"))
+    d.lose(d.client())
+    for _ in range(71):
+        d.tick()
+    assert d.sweeps == 2
+
+
+def test_nobody_looks_for_leftovers_where_nobody_was_ever_given_up() -> None:
+    d = Driver(line("a"))
+    d.worker("1", "a")
+    for _ in range(100):
+        d.say(guard(b"w1"), Beat([b"w1"]))
+        d.tick()
+    assert not d.sweeps
+
+
 def test_late_words_of_a_worker_given_up_have_no_effect() -> None:
     d = Driver(line("a"))
     a, client = d.worker("a", "a"), d.client()

@@ -354,6 +354,7 @@ class Life:
         holds = any(worker.tasks or worker.strays for worker in core.workers.values())
         strangers = any(not self.world.broker.knows(p.peer) for p in (*self.of(Guardian), *self.of(Client)))
         waits = bool(core.board.requests or core.awaited or core.board.blocks.in_limbo or holds or strangers)
+        waits = waits or self.world.leftovers()
         if len(core.requests.letters) and not any(call.open for call in self.world.calls.values()):
             self.of(Client)[0].drop_letters()
         self._pass(1.0)

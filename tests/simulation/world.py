@@ -148,6 +148,10 @@ class World:
         """Arenas whose owner holds their lock."""
         return {a for p in self.processes.values() if isinstance(p, Engine | Client) for a in p.arenas}
 
+    def leftovers(self) -> bool:
+        """Whether there is anything of the dead."""
+        return bool(self.memory.files or self.memory.arenas.keys() - self.living_arenas())
+
     # --- what must hold
 
     def assigned(self, m: Assign) -> None:
