@@ -16,9 +16,10 @@ from workers.engine import ItemError, Job, Stream
 from workers.engines.ar.engine import ROWS_AHEAD, ArEngine
 
 
-def talkers(**options: Any) -> AbstractAsyncContextManager[ArEngine]:
+def talkers(wait_ms: int = 0, **options: Any) -> AbstractAsyncContextManager[ArEngine]:
     settings: dict[str, Any] = {
         "model": ".",
+        "batch": {"wait_ms": wait_ms},
         "resources": {"threads": 1},
         "options": {
             "family": "tests.engines.ar.talking:Talker",
@@ -88,6 +89,24 @@ async def test_a_job_that_waits_for_a_row_holds_nobody_up() -> None:
         edge.feed([{"rows": rows_of(5)[3:]}], closed=True)
         await waiting
     assert codes_of(slow) == expected(start_of(5), rows_of(5), 20)
+
+
+async def test_a_step_waits_for_company_as_long_as_the_stage_says() -> None:
+    async with talkers(wait_ms=300) as engine:
+        edges = [Stream([{"start": start_of(n)}]) for n in (5, 9)]
+        answers = [engine.run(talk(edge, max_tokens=2)) for edge in edges]
+        for answer in answers:
+            await anext(answer)
+        sizes: list[int] = []
+        step = engine.thread.runner.step
+        engine.thread.runner.step = lambda pieces: (sizes.append(len(pieces)), step(pieces))[1]  # type: ignore[method-assign]
+        last = [asyncio.ensure_future(anext(answer)) for answer in answers]
+        edges[0].feed([{"rows": rows_of(5)}], closed=True)
+        await until(lambda: any(one.rows for one in engine.thread.scheduler.running))
+        edges[1].feed([{"rows": rows_of(9)}], closed=True)
+        ended = await asyncio.gather(*last)
+        assert [payload["finish_reason"] for payload in ended] == ["length"] * 2
+    assert sizes == [2]
 
 
 async def test_rows_are_not_read_far_ahead() -> None:

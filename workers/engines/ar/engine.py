@@ -45,7 +45,7 @@ class ArEngine:
         self.options = options_of(stage, ArOptions)
         self.stage = stage
         self.device = device
-        self.thread = ArThread(self._build)
+        self.thread = ArThread(self._build, stage.batch.wait_ms / 1e3)
 
     async def start(self) -> None:
         """Loads the model. Raises MissingLibrary, ModelError, ValueError, or what the model file raises."""

@@ -58,6 +58,12 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
+    @property
+    def scattered(self) -> bool:
+        """Some of the running jobs have something to compute, and some have not."""
+        ready = sum(one.ready for one in self.running)
+        return 0 < ready < len(self.running)
+
     def plan(self) -> list[Piece]:
         """The next step: jobs with a single row first. Empty when there is nothing to do now."""
         pieces: dict[Sequence, Piece] = {}

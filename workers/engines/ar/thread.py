@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,16 @@ class ArThread:
 
     Args:
         build: Loads everything, on the thread.
+        company_s: How long a step waits for running jobs that have nothing to compute yet, since the next row
+            of their streaming edge has not come. It costs about the same for one job as for all.
     """
 
     runner: Runner  #: after :meth:`start`
     scheduler: Scheduler
 
-    def __init__(self, build: Callable[[], tuple[Runner, Scheduler]]) -> None:
+    def __init__(self, build: Callable[[], tuple[Runner, Scheduler]], company_s: float = 0.0) -> None:
         self._build = build
+        self._company_s = company_s
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="ar", daemon=True)
 
@@ -108,7 +112,7 @@ class ArThread:
 
     def _serve(self) -> None:
         idle = False
-        while self._obey(wait=idle):
+        while self._obey(None if idle else 0.0) and self._gather():
             pieces = self.scheduler.plan()
             idle = not pieces
             if idle:
@@ -120,17 +124,27 @@ class ArThread:
             if outcome:
                 self._call(_deliver, outcome)
 
-    def _obey(self, *, wait: bool) -> bool:
-        """Follows all waiting commands; with ``wait``, at least one. False: stop."""
+    def _gather(self) -> bool:
+        """Waits for company. False: stop."""
+        if not self._company_s:
+            return True
+        until = time.monotonic() + self._company_s
+        while self.scheduler.scattered and (left := until - time.monotonic()) > 0:
+            if not self._obey(left):
+                return False
+        return True
+
+    def _obey(self, wait_s: float | None) -> bool:
+        """Follows all waiting commands, and waits so long for the first; None: for ever. False: stop."""
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._commands.get(block=wait_s != 0, timeout=wait_s)
             except queue.Empty:
                 return True
             if command is None:
                 return False
             command()
-            wait = False
+            wait_s = 0.0
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
