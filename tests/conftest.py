@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import uvloop
 import zmq
 
-from tests.house import House
+from tests.house import House, empty_house
 from tests.leftovers import children, descriptors, descriptors_above, files_in, until
 
 GONE_S = 5.0  #: processes and sockets that are being closed get so long
@@ -42,16 +42,6 @@ def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         until(lambda: not descriptors_above(opened), "descriptors to be closed", GONE_S)
 
 
-@contextmanager
-def _empty_house(env: dict[str, str] | None = None) -> Iterator[House]:
-    with tempfile.TemporaryDirectory(prefix="omni-", dir="/dev/shm") as folder:
-        home = House(Path(folder), env)
-        try:
-            yield home
-        finally:
-            home.stop()
-
-
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch, leaves_nothing: Path) -> Iterator[Callable[..., House]]:
     """Makes houses; options, if there are any, start one right away (see :meth:`House.start`).
@@ -61,7 +51,7 @@ def house(monkeypatch: pytest.MonkeyPatch, leaves_nothing: Path) -> Iterator[Cal
     with ExitStack() as stack:
 
         def build(*options: str, ready: bool = True, env: dict[str, str] | None = None) -> House:
-            home = stack.enter_context(_empty_house(env))
+            home = stack.enter_context(empty_house(env))
             monkeypatch.setenv("OMNI_SHM_DIR", str(home.shm_dir))
             if options:
                 home.start(*options, ready=ready)
@@ -70,15 +60,19 @@ def house(monkeypatch: pytest.MonkeyPatch, leaves_nothing: Path) -> Iterator[Cal
         yield build
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _echo() -> Iterator[House]:
-    with _empty_house() as home:
+    with empty_house() as home:
         home.start("--pipeline", "echo")
         yield home
 
 
 @pytest.fixture
 def echo(_echo: House, monkeypatch: pytest.MonkeyPatch, leaves_nothing: Path) -> House:
-    """A house that serves `echo` to all tests of a module, which do it no harm."""
+    """A house that serves `echo` to all tests which do it no harm that it does not get over by itself.
+
+    Each finds it with a worker in every stage.
+    """
+    _echo.until(_echo.is_ready)
     monkeypatch.setenv("OMNI_SHM_DIR", str(_echo.shm_dir))
     return _echo

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from broker.protocol import (
 )
 from tests.leftovers import files_in, processes_of, until
 
-START_S = 40.0
+START_S = 120.0  #: idle machines need a few seconds, busy ones many
 STOP_S = 60.0
 ANSWER_MS = 5000
 
@@ -207,6 +209,17 @@ class House:
         """The one process that runs a module of ours."""
         (pid,) = (pid for pid, command in self.processes().items() if name in command.split())
         return pid
+
+
+@contextmanager
+def empty_house(env: dict[str, str] | None = None) -> Iterator[House]:
+    """A house in folders of its own, in which nothing runs yet; it is stopped in the end."""
+    with tempfile.TemporaryDirectory(prefix="omni-", dir="/dev/shm") as folder:
+        home = House(Path(folder), env)
+        try:
+            yield home
+        finally:
+            home.stop()
 
 
 def module(name: str, *arguments: str) -> list[str]:

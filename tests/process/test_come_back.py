@@ -60,18 +60,17 @@ async def undisturbed(session: aiohttp.ClientSession) -> list[str]:
         return [same(data) async for _, data in events(response)]
 
 
-async def test_the_rest_of_a_stream_whose_gateway_was_killed(house: Houses) -> None:
-    home = house("--pipeline", "echo")
-    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
+async def test_the_rest_of_a_stream_whose_gateway_was_killed(echo: House) -> None:
+    async with aiohttp.ClientSession(echo.base_url, timeout=TIMEOUT) as session:
         expected = await undisturbed(session)
         async with session.post("/v1/chat/completions", json=SLOW_STREAM, headers=WANTS_IDS) as response:
             call = response.headers["x-request-id"]
             stream = events(response)
             got = [await anext(stream) for _ in range(3)]
-            os.kill(home.process_of("broker.gateway"), signal.SIGKILL)
+            os.kill(echo.process_of("broker.gateway"), signal.SIGKILL)
             with pytest.raises(aiohttp.ClientPayloadError):
                 got += [event async for event in stream]
-        await asyncio.to_thread(home.until, lambda: home.get("/health")[0] == 200)
+        await asyncio.to_thread(echo.until, lambda: echo.get("/health")[0] == 200)
         headers = {"Last-Event-ID": got[-1][0]}
         async with session.get(f"/v1/requests/{call}/stream", headers=headers) as response:
             assert response.status == 200, await response.text()
@@ -82,29 +81,27 @@ async def test_the_rest_of_a_stream_whose_gateway_was_killed(house: Houses) -> N
             assert response.status == 404, "what was delivered is forgotten"
 
 
-async def test_a_stream_goes_on_while_its_broker_is_killed(house: Houses) -> None:
-    home = house("--pipeline", "echo")
-    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
+async def test_a_stream_goes_on_while_its_broker_is_killed(echo: House) -> None:
+    async with aiohttp.ClientSession(echo.base_url, timeout=TIMEOUT) as session:
         expected = await undisturbed(session)
         async with session.post("/v1/chat/completions", json=SLOW_STREAM, headers=WANTS_IDS) as response:
             got = []
             async for _, data in events(response):
                 got.append(same(data))
                 if len(got) == 3:
-                    os.kill(home.process_of("broker.server"), signal.SIGKILL)
+                    os.kill(echo.process_of("broker.server"), signal.SIGKILL)
         assert got == expected
 
 
-async def test_speech_goes_on_byte_by_byte_while_its_broker_is_killed(house: Houses) -> None:
-    home = house("--pipeline", "echo")
+async def test_speech_goes_on_byte_by_byte_while_its_broker_is_killed(echo: House) -> None:
     speech = {"input": WORDS, "voice": "alloy", "response_format": "mp3", "seed": 11}
     slow = {**speech, "sampling_params_list": [None, {"chunk_sleep_s": 0.15}, None, None]}
-    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
+    async with aiohttp.ClientSession(echo.base_url, timeout=TIMEOUT) as session:
         async with session.post("/v1/audio/speech", json=speech) as response:
             expected = await response.read()
         async with session.post("/v1/audio/speech", json=slow) as response:
             got = await response.content.readany()
-            os.kill(home.process_of("broker.server"), signal.SIGKILL)
+            os.kill(echo.process_of("broker.server"), signal.SIGKILL)
             got += await response.read()
     assert got == expected
 
@@ -141,10 +138,9 @@ async def test_the_rest_of_a_stream_after_everything_was_killed(house: Houses) -
     assert sorted(same(data) for _, data in got) == expected
 
 
-async def test_a_call_that_comes_while_the_broker_is_restarted_is_answered(house: Houses) -> None:
-    home = house("--pipeline", "echo")
-    async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
-        os.kill(home.process_of("broker.server"), signal.SIGKILL)
+async def test_a_call_that_comes_while_the_broker_is_restarted_is_answered(echo: House) -> None:
+    async with aiohttp.ClientSession(echo.base_url, timeout=TIMEOUT) as session:
+        os.kill(echo.process_of("broker.server"), signal.SIGKILL)
         async with session.post("/v1/chat/completions", json=CHAT) as response:
             assert response.status == 200, await response.text()
 

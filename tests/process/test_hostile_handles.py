@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,7 @@ import pytest
 from adapters.handle import BlockId, Handle
 from broker.client import BrokerError, Client
 from broker.protocol import Submit
-from tests.house import House, line, write
+from tests.house import House, empty_house, line, write
 
 BIG = 1 << 40
 
@@ -32,13 +32,24 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("lie", LIES)
-async def test_a_lying_handle_costs_its_request_only(
-    house: Callable[..., House], tmp_path: Path, lie: Handle
-) -> None:
+@pytest.fixture(scope="module")
+def _house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     document = line("a")
     document["stages"]["a"]["retry"] = {"attempts": 1}
-    home = house("--pipeline", write(tmp_path, document))
+    with empty_house() as home:
+        home.start("--pipeline", write(tmp_path_factory.mktemp("line"), document))
+        yield home
+
+
+@pytest.fixture
+def home(_house: House, monkeypatch: pytest.MonkeyPatch, leaves_nothing: Path) -> House:
+    """One house for all lies."""
+    monkeypatch.setenv("OMNI_SHM_DIR", str(_house.shm_dir))
+    return _house
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_lying_handle_costs_its_request_only(home: House, lie: Handle) -> None:
     before = home.pids("line", "a")
     async with home.client() as client:
         error = await _submit_lie(client, lie)

@@ -47,7 +47,7 @@ def test_the_broker_and_the_gateway_are_idle_and_hold_no_torch(echo: House) -> N
     pids = [echo.process_of("broker.server"), echo.process_of("broker.gateway")]
     for pid in pids:
         assert "torch" not in Path(f"/proc/{pid}/maps").read_text()
-    assert min(idle_share(pids) for _ in range(2)) < 0.02
+    assert any(idle_share(pids) < 0.02 for _ in range(3))
 
 
 def idle_share(pids: list[int], seconds: float = 5.0) -> float:
@@ -103,18 +103,17 @@ async def test_a_killed_supervisor_leaves_no_process_and_the_next_start_sweeps(
     home.until(lambda: not {p for p in ours | left if p.name[-1].isdigit()} & set(home.shm_dir.iterdir()))
 
 
-def test_a_killed_broker_and_a_killed_gateway_are_started_again(house: Houses) -> None:
-    home = house("--pipeline", "echo")
+def test_a_killed_broker_and_a_killed_gateway_are_started_again(echo: House) -> None:
     for name in ("broker.gateway", "broker.server"):
-        before = home.process_of(name)
+        before = echo.process_of(name)
         os.kill(before, signal.SIGKILL)
 
         def replaced(name: str = name, before: int = before) -> bool:
-            return [p for p, c in home.processes().items() if name in c.split() and p != before] != []
+            return [p for p, c in echo.processes().items() if name in c.split() and p != before] != []
 
-        home.until(replaced)
-        home.until(home.is_ready)
-    assert home.command("ask", "still there").stdout == "still there\n"
+        echo.until(replaced)
+        echo.until(echo.is_ready)
+    assert echo.command("ask", "still there").stdout == "still there\n"
 
 
 def test_a_host_that_others_reach_gets_a_warning(house: Houses, tmp_path: Path) -> None:

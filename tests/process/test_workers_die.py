@@ -6,18 +6,40 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.client import BrokerError, Client
-from tests.house import House, line, write
+from tests.house import House, empty_house, line, write
 
 Houses = Callable[..., House]
 
+HELD_S = 6.5  #: a guardian that is silent for 6 s is given up
 PAYLOADS = [{"text": f"{number} "} for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def _lined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with empty_house() as home:
+        home.start("--pipeline", write(tmp_path_factory.mktemp("line"), line("a", "b")))
+        yield home
+
+
+@pytest.fixture
+def lined(_lined: House, monkeypatch: pytest.MonkeyPatch, leaves_nothing: Path) -> House:
+    """A house with the pipeline `line` of the stages `a` and `b`, for those whose deaths it gets over."""
+    monkeypatch.setenv("OMNI_SHM_DIR", str(_lined.shm_dir))
+    _lined.until(_lined.is_ready)
+    return _lined
+
+
+def deaths(home: House) -> int:
+    """Of tasks of the stage `a`, so far."""
+    count: int = home.stage("line", "a")["tasks"]["deaths"]
+    return count
 
 
 async def run(client: Client, **params: Any) -> tuple[list[str], int]:
@@ -35,11 +57,12 @@ async def until(house: House, condition: Callable[[], Any], timeout_s: float = 2
     return await asyncio.to_thread(house.until, condition, timeout_s)
 
 
-async def test_a_killed_engine_is_replaced_and_its_tasks_run_again(house: Houses, tmp_path: Path) -> None:
-    home = house("--pipeline", write(tmp_path, line("a", "b")))
+async def test_a_killed_engine_is_replaced_and_its_tasks_run_again(lined: House) -> None:
+    home = lined
+    before, chunks = deaths(home), home.stage("line", "a")["chunks"]
     async with home.client() as client:
         tasks = [asyncio.create_task(run(client, chunk_sleep_s=0.2)) for _ in range(4)]
-        await until(home, lambda: home.stage("line", "a")["chunks"] >= 8)
+        await until(home, lambda: home.stage("line", "a")["chunks"] >= chunks + 8)
         (pid,) = home.pids("line", "a")
         os.kill(pid, signal.SIGKILL)
         known_after = await until(home, lambda: pid not in home.pids("line", "a"))
@@ -49,7 +72,7 @@ async def test_a_killed_engine_is_replaced_and_its_tasks_run_again(house: Houses
     assert known_after < 0.5
     (replacement,) = home.pids("line", "a")
     assert replacement != pid
-    assert home.stage("line", "a")["tasks"]["deaths"] == 4
+    assert deaths(home) == before + 4
     assert f"a's engine {pid} died (signal SIGKILL)" in home.log
 
 
@@ -74,13 +97,11 @@ async def test_a_second_worker_joins_gets_work_and_leaves_without_loss(house: Ho
     assert (counts["done"], counts["attempts"], counts["deaths"]) == (8, 8, 0)
 
 
-async def test_a_killed_guardian_takes_its_engine_along_and_is_replaced(
-    house: Houses, tmp_path: Path
-) -> None:
-    home = house("--pipeline", write(tmp_path, line("a")))
+async def test_a_killed_guardian_takes_its_engine_along_and_is_replaced(lined: House) -> None:
+    home, chunks = lined, lined.stage("line", "a")["chunks"]
     async with home.client() as client:
         task = asyncio.create_task(run(client, chunk_sleep_s=0.2))
-        await until(home, lambda: home.stage("line", "a")["chunks"] >= 2)
+        await until(home, lambda: home.stage("line", "a")["chunks"] >= chunks + 2)
         (worker,) = home.stage("line", "a")["workers"]
         os.kill(worker["guardian"], signal.SIGKILL)
         await until(home, lambda: worker["pid"] not in home.processes(), 2.0)
@@ -89,8 +110,8 @@ async def test_a_killed_guardian_takes_its_engine_along_and_is_replaced(
     assert other["guardian"] != worker["guardian"]
 
 
-async def test_an_item_that_kills_its_workers_fails_alone(house: Houses, tmp_path: Path) -> None:
-    home = house("--pipeline", write(tmp_path, line("a")))
+async def test_an_item_that_kills_its_workers_fails_alone(lined: House) -> None:
+    home = lined
     async with home.client() as client:
         mates = [asyncio.create_task(run(client, chunk_sleep_s=0.1)) for _ in range(3)]
         await until(home, lambda: home.stage("line", "a")["running"] == 3)
@@ -103,15 +124,13 @@ async def test_an_item_that_kills_its_workers_fails_alone(house: Houses, tmp_pat
     assert "exit code 7" in error.message
 
 
-async def test_an_engine_that_holds_the_interpreter_is_not_taken_for_dead(
-    house: Houses, tmp_path: Path
-) -> None:
-    home = house("--pipeline", write(tmp_path, line("a")))
-    async with home.client() as client:
+async def test_an_engine_that_holds_the_interpreter_is_not_taken_for_dead(lined: House) -> None:
+    before = deaths(lined)
+    async with lined.client() as client:
         begin = time.monotonic()
-        assert await run(client, hold_gil_s=8.0) == (WHOLE, 1)
-        assert time.monotonic() - begin > 8.0
-    assert home.stage("line", "a")["tasks"]["deaths"] == 0
+        assert await run(client, hold_gil_s=HELD_S) == (WHOLE, 1)
+        assert time.monotonic() - begin > HELD_S
+    assert deaths(lined) == before
 
 
 def test_an_engine_that_cannot_load_backs_off_and_says_why(house: Houses, tmp_path: Path) -> None:
@@ -133,11 +152,10 @@ def test_an_engine_that_cannot_load_backs_off_and_says_why(house: Houses, tmp_pa
     assert home.status()["missing"] == ["line/a"]
 
 
-def test_a_worker_for_an_unknown_stage_is_refused_with_the_names(house: Houses, tmp_path: Path) -> None:
-    home = house("--pipeline", write(tmp_path, line("a")))
-    worker = home.worker("b")
+def test_a_worker_for_an_unknown_stage_is_refused_with_the_names(lined: House) -> None:
+    worker = lined.worker("c")
     assert worker.wait(20) == 2
-    home.until(lambda: "omni-worker:" in home.log)
-    (message,) = [text for text in home.log.splitlines() if "omni-worker:" in text]
-    assert "'b'" in message
-    assert "a" in message.split("'b'")[1]
+    lined.until(lambda: "omni-worker:" in lined.log)
+    (message,) = [text for text in lined.log.splitlines() if "omni-worker:" in text]
+    assert "'c'" in message
+    assert "a, b" in message.split("'c'")[1]
