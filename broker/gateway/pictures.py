@@ -57,7 +57,7 @@ def sniff(data: bytes) -> str | None:
 
 
 def _decode(data: bytes, kind: str, field: str, max_mp: float, low: bool, _: Event) -> Rgb:
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data), formats=(kind,)) as image:  # reads the header alone
@@ -71,6 +71,10 @@ def _decode(data: bytes, kind: str, field: str, max_mp: float, low: bool, _: Eve
     except Image.DecompressionBombError:  # Pillow's own bound
         raise ApiError(
             f"{field}: a picture of far too many pixels", field, status=413, code="image_too_large"
+        ) from None
+    except UnidentifiedImageError:  # its own words show an address
+        raise ApiError(
+            f"{field}: can't be decoded: its header is broken", field, code="invalid_image"
         ) from None
     except Exception as error:  # decoders raise whatever a broken file leads them to
         raise ApiError(f"{field}: can't be decoded: {error}", field, code="invalid_image") from None
