@@ -22,6 +22,7 @@ from workers.engine import OUT, ItemError, Job
 from workers.engines.vits import finite
 from workers.engines.vits_decoder import trimmed
 from workers.families.find import find_class
+from workers.families.libraries import load_libraries
 from workers.families.waves import Decoder, Window
 from workers.params import checked
 
@@ -44,7 +45,8 @@ class OmniCode2WavEngine(BatchingEngine[Window, Array]):
         self.options = options_of(stage, OmniCode2WavOptions)
 
     def load(self) -> None:
-        """Loads the decoder. Raises ValueError for a family or checkpoint that isn't one."""
+        """Loads the decoder. Raises as the encoder of :mod:`workers.engines.omni_encoder` does."""
+        load_libraries(self.stage)
         family = find_class(self.options.family)
         self._decoder = family(self.stage.model or "", self.options, self.device)
 

@@ -14,6 +14,7 @@ from pipelines.options import OmniEncoderOptions, options_of
 from workers.batching import BatchingEngine
 from workers.engine import OUT, Job
 from workers.families.find import find_class
+from workers.families.libraries import load_libraries
 from workers.families.media import Encoder, Medium, media_of
 
 
@@ -27,7 +28,8 @@ class OmniEncoderEngine(BatchingEngine[Medium, Payload]):
         self.options = options_of(stage, OmniEncoderOptions)
 
     def load(self) -> None:
-        """Loads the towers. Raises ValueError for a family or checkpoint that isn't one."""
+        """Loads the towers. Raises MissingLibrary, or ValueError for what is no family or checkpoint."""
+        load_libraries(self.stage)
         family = find_class(self.options.family)
         self._encoder = family(self.stage.model or "", self.options, self.device)
 

@@ -22,16 +22,18 @@ from workers.engine import Job
 from workers.engines.ar.attention import use_pages
 from workers.engines.ar.family import Layout, Model, Prompt, Step, Work
 from workers.families.qwen2_5_omni.speakers import Speakers
+from workers.families.sampling import sampling_defaults
 from workers.families.weights import Checkpoint
 from workers.params import checked
 
-#: How transformers' ``generate`` samples codes where nothing else is said.
-DEFAULTS = {
+#: The talker's defaults in transformers' ``generate``.
+_SAMPLING = {
+    "do_sample": True,
     "temperature": 0.9,
     "top_k": 40,
     "top_p": 0.8,
     "repetition_penalty": 1.05,
-    "max_tokens": 4096,
+    "max_new_tokens": 4096,
 }
 
 
@@ -78,7 +80,7 @@ class Talker(Model):
         )
         self.layout = Layout.of(config, dtype)
         self.max_positions = config.max_position_embeddings
-        self.defaults = DEFAULTS
+        self.defaults = sampling_defaults(checkpoint.generation, "talker", _SAMPLING)
         self.stop_ids = [config.tts_codec_pad_token_id, config.tts_codec_end_token_id]
         known = checkpoint.config.token2wav_config.dit_config.num_embeds + 1
         unknown = set(range(known, config.vocab_size)) - set(self.stop_ids)  # code2wav could not read them

@@ -16,6 +16,7 @@ from workers.engines.ar.attention import use_pages
 from workers.engines.ar.family import Layout, Model, Prompt, Step, Work
 from workers.families.conversation import Conversations
 from workers.families.qwen2_5_omni.placement import Encoded, Rows, Settings
+from workers.families.sampling import sampling_defaults
 from workers.families.weights import Checkpoint
 from workers.params import checked
 
@@ -56,12 +57,12 @@ class Thinker(Model):
         self._settings = Settings.of(config)
         self._conversations = Conversations(checkpoint.folder, options.system_prompt, self._settings.pads)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
-        self.stop_ids = [self._conversations.tokenizer.eos_token_id]
-        self.defaults = {
-            name: checkpoint.generation[name]
-            for name in ("temperature", "top_k", "top_p", "repetition_penalty")
-            if checkpoint.generation.get(name) is not None
-        }
+        said = checkpoint.generation
+        ends = said.get("eos_token_id") or []
+        self.stop_ids = sorted(
+            {self._conversations.tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+        )
+        self.defaults = {"max_tokens": 1024, **sampling_defaults(said, "thinker", said)}
 
     async def begin(self, job: Job) -> Work | None:
         """The conversation as rows: text as the model embeds it, media as the encoder did."""
