@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import struct
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 from broker.gateway import films
 from broker.gateway.errors import ApiError
 from broker.gateway.uploads import Pixels
+from tests.gateway.test_pictures import JUNK
 from tests.gateway.test_uploads import HOSTILE, tone
 
 FIELD = "messages[0].content[1].video_url.url"
@@ -162,9 +162,9 @@ MP4 = film()
 
 HOSTILE_FILMS = {
     **{name: HOSTILE[name] for name in ("empty", "random", "a playlist", "a concat list", "text")},
-    "mp4 magic, then noise": b"\0\0\0\x20ftypisom" + os.urandom(4_000),
-    "webm magic, then noise": b"\x1aE\xdf\xa3" + os.urandom(4_000),
-    "avi magic, then noise": b"RIFF\0\0\1\0AVI " + os.urandom(4_000),
+    "mp4 magic, then noise": b"\0\0\0\x20ftypisom" + JUNK,
+    "webm magic, then noise": b"\x1aE\xdf\xa3" + JUNK,
+    "avi magic, then noise": b"RIFF\0\0\1\0AVI " + JUNK,
     "an mp4 less its index": MP4[: MP4.index(b"moov")],
     "an mp4 of zeros": MP4[:48] + bytes(len(MP4) - 48),
 }
