@@ -213,6 +213,8 @@ class _Reader:
                 streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
                 if not streams:
                     raise self._invalid("holds no video")
+                if streams[0].codec_context is None:
+                    raise self._invalid("is of a codec that is not known here")
                 # Sizes may change within a stream: the decoder itself refuses what is too large.
                 streams[0].codec_context.options = {"max_pixels": str(int(self._bounds.megapixels * 1e6))}
                 yield container, streams[0]

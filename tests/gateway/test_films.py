@@ -166,6 +166,7 @@ HOSTILE_FILMS = {
     "webm magic, then noise": b"\x1aE\xdf\xa3" + JUNK,
     "avi magic, then noise": b"RIFF\0\0\1\0AVI " + JUNK,
     "an mp4 less its index": MP4[: MP4.index(b"moov")],
+    "a codec that nobody knows": film(kind="matroska").replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/XYZ"),
     "an mp4 of zeros": MP4[:48] + bytes(len(MP4) - 48),
 }
 
