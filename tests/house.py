@@ -122,7 +122,7 @@ class House:
         """What all of it has said so far."""
         return self._log.read_text()
 
-    def until(self, condition: Callable[[], object], timeout_s: float = 20.0) -> float:
+    def until(self, condition: Callable[[], object], timeout_s: float = 60.0) -> float:
         """Waits for a condition; returns the seconds it took, and fails with the log after the time."""
         began = time.monotonic()
         try:
