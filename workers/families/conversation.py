@@ -7,8 +7,9 @@ affair.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from adapters.chunk import Payload
 from workers.engine import ItemError
@@ -16,7 +17,8 @@ from workers.engines.prompt import Content, Prompts
 from workers.families.weights import read_json
 
 
-class Medium(NamedTuple):
+@dataclass(frozen=True)
+class Medium:
     """A picture, film or sound of a request, where a message has it."""
 
     kind: str  #: "audio", "image" or "video"
