@@ -16,7 +16,7 @@ PROMPTS = [(WORDS * 2)[: 5 + 24 * number] for number in range(8)]
 
 
 def ask(
-    prompt: str, *, seed: int = 1, resumed: list[Payload] | None = None, tokens: int = 24, **params: Any
+    prompt: str, *, seed: int = 1, resumed: list[Payload] | None = None, tokens: int = 16, **params: Any
 ) -> Job:
     """A job that writes exactly so many tokens, greedily, unless its params say otherwise."""
     wishes = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, **params}
@@ -39,7 +39,7 @@ def reference(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def generated(folder: Path, prompt: str, tokens: int = 24, **how: Any) -> Any:
+def generated(folder: Path, prompt: str, tokens: int = 16, **how: Any) -> Any:
     """transformers' greedy answer: its token ids, or all that ``generate`` gives with ``return_dict...``."""
     import torch
 

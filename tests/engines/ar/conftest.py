@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engines.ar import tiny
 from tests.engines.helpers import stage, started
 from workers.engines.ar.engine import ArEngine
 
 Serve = Callable[..., AbstractAsyncContextManager[ArEngine]]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models so small are slower with two threads, and far slower where something else runs too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
