@@ -162,9 +162,9 @@ class Client(Producer):
         try:
             self.views.open(chunk)
         except Gone:
-            # Another client had taken it over, and left.
-            superseded = stream.call.stream is not stream
-            unwanted = self.suspected is not None or stream.call.forgotten or superseded
+            call = stream.call
+            superseded = call.contested or call.stream is not stream  # another client took it over, and left
+            unwanted = self.suspected is not None or call.forgotten or superseded
             assert unwanted, "an output's block is gone while its client lives"
             self.release(blocks)
             self.world.dropped(stream)
@@ -208,7 +208,8 @@ class Client(Producer):
             self.release([handle.block for handle in m.chunk.handles])
             return
         assert m.chunk.seq == had, "an output chunk is missing"
-        assert not stream.ended, "an output after the end"
+        # A second introduction asks for it all again.
+        assert not stream.ended or self.world.broker.boot > 1, "an output after the end"
 
     def _on_accepted(self, m: Accepted | Attached) -> None:
         stream = self.streams.get(m.tag)
