@@ -37,6 +37,7 @@ class House(NamedTuple):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("vllm")
     return tmp_path_factory.mktemp("llama")
 
 

@@ -64,6 +64,7 @@ def expected(house: House, messages: list[Payload], **media: Any) -> list[int]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def eyes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    pytest.importorskip("vllm")
     folder = tmp_path_factory.mktemp("idefics3")
     made = checkpoints.idefics3(folder)
     settings = {
@@ -143,6 +144,7 @@ async def test_what_the_model_cannot_take_is_refused_and_the_next_request_answer
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def ears(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    pytest.importorskip("vllm")
     folder = tmp_path_factory.mktemp("qwen2-audio")
     made = checkpoints.qwen2_audio(folder)
     async with started(
