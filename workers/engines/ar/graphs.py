@@ -1,9 +1,9 @@
 """CUDA graphs of steps in which every job computes a single row.
 
 Such a step launches hundreds of small kernels, and on a GPU launching takes longer than computing. A graph is
-captured once for each batch size and count of blocks (both rounded up), on first use, and replayed after its
-inputs were written over those of the capture. The pass is compiled first (torch.compile); one that torch
-can't compile is captured as it is, and one that can't be captured runs kernel by kernel; the log says so.
+captured once for each batch size and count of blocks (both rounded up), and replayed after its inputs were
+written over those of the capture. The pass is compiled first (torch.compile); one that torch can't compile is
+captured as it is, and one that can't be captured runs kernel by kernel; the log says so.
 """
 
 from __future__ import annotations
@@ -36,6 +36,16 @@ class Graphs:
         self._captured: dict[tuple[int, int, torch.dtype], Captured] = {}
         self._forward: Callable[..., Forward] = torch.compile(model.forward, dynamic=True)
         self._memory: Any = None  # one pool for all graphs; they never run at the same time
+
+    def prepare(self) -> None:
+        """Compiles the pass and captures it for each batch size, with few blocks: the start may take long,
+        requests not. Counts of blocks that come up later are captured when they do.
+        """
+        width, dtype = self._model.decoder.config.hidden_size, self._model.layout.dtype
+        for size in list(self._sizes):
+            embeds = torch.zeros(size, width, dtype=dtype, device=self._pages.device)
+            positions = torch.zeros(self._model.axes, size, dtype=torch.long, device=self._pages.device)
+            self.replay(embeds, positions, PagedStep.padded(self._pages, size, size))
 
     def replay(self, embeds: torch.Tensor, positions: torch.Tensor, step: PagedStep) -> Forward | None:
         """The pass over rows [D, hidden], valid until the next one; None where there is no graph for it."""

@@ -41,6 +41,8 @@ class Runner:
         self._stops = frozenset(model.stop_ids)
         self._layers = sorted(set(model.hidden_layers))
         self._graphs = Graphs(model, self.pages, graphs) if graphs else None
+        if self._graphs is not None:
+            self._graphs.prepare()
 
     def step(self, pieces: list[Piece]) -> Outcome:
         """Computes the pieces, single rows first. What raises for one job fails that one alone."""
