@@ -8,6 +8,7 @@ to the last. A file is read once without decoding, to count its frames, whatever
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -48,6 +49,7 @@ class Bounds(NamedTuple):
         fps: Frames a second to keep.
         frames: Frames to keep at most.
         frame_mp: Megapixels that a kept frame is shrunk to if it has more.
+        decode_s: Seconds that decoding may take.
     """
 
     seconds: float
@@ -55,6 +57,7 @@ class Bounds(NamedTuple):
     fps: float
     frames: int
     frame_mp: float
+    decode_s: float
 
 
 def bounds(settings: Settings) -> Bounds:
@@ -65,6 +68,7 @@ def bounds(settings: Settings) -> Bounds:
         settings.video_fps,
         settings.max_frames,
         settings.max_frame_mp,
+        settings.max_video_decode_s,
     )
 
 
@@ -114,8 +118,10 @@ class _Reader:
         self._demuxer = demuxer
         self._field = field
         self._bounds = bounds
+        self._began = 0.0
 
     def film(self, pixels: Pixels, sound_s: float | None, stop: Event) -> Film:
+        self._began = time.monotonic()
         total, seconds = self._measure(stop)
         numbers = chosen(total, seconds, self._bounds.fps, self._bounds.frames)
         found, frames = self._read(numbers, pixels, stop)
@@ -159,6 +165,15 @@ class _Reader:
                 code="video_too_long",
             )
 
+    def _check_time(self) -> None:
+        if time.monotonic() - self._began > self._bounds.decode_s:
+            raise ApiError(
+                f"{self._field}: can't be decoded in {self._bounds.decode_s:g} s; send it shorter or smaller",
+                self._field,
+                status=413,
+                code="video_too_large",
+            )
+
     def _check_size(self, width: int, height: int) -> None:
         if width * height > self._bounds.megapixels * 1e6:
             raise ApiError(
@@ -176,6 +191,7 @@ class _Reader:
         with self._open() as (container, stream):
             for frame in container.decode(stream):
                 self._check_size(frame.width, frame.height)
+                self._check_time()
                 if found == numbers[kept]:
                     rgb = self._rgb(frame, frames.shape[1:3] if kept else None)
                     if not kept:

@@ -39,6 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     video_fps: Annotated[float, says("Frames a second that are kept of a video.")] = 2.0
     max_frames: Annotated[int, says("Frames that are kept of one video at most, spread over all of it.")] = 64
     max_frame_mp: Annotated[float, says("Megapixels that kept frames are shrunk to if they have more.")] = 1.0
+    max_video_decode_s: Annotated[float, says("Seconds that decoding one video may take.")] = 60.0
     max_pixels_mp: Annotated[float, says("Megapixels of all pictures and kept frames of one request.")] = (
         192.0
     )

@@ -21,7 +21,7 @@ from tests.gateway.test_pictures import JUNK
 from tests.gateway.test_uploads import HOSTILE, tone
 
 FIELD = "messages[0].content[1].video_url.url"
-BOUNDS = films.Bounds(seconds=10, megapixels=1, fps=2.0, frames=16, frame_mp=0.5)
+BOUNDS = films.Bounds(seconds=10, megapixels=1, fps=2.0, frames=16, frame_mp=0.5, decode_s=60)
 KINDS = {"mp4": "libx264", "mov": "libx264", "matroska": "libx264", "webm": "libvpx-vp9", "avi": "mpeg4"}
 
 
@@ -200,6 +200,7 @@ async def test_bounds_are_refused_with_their_numbers() -> None:
         ({"seconds": 1.5}, "1.5 s", "video_too_long"),
         ({"seconds": 0.1}, "0.1 s", "video_too_long"),
         ({"megapixels": 0.003}, "0.003 megapixels", "video_too_large"),
+        ({"decode_s": 1e-9}, "in 1e-09 s", "video_too_large"),
         ({"pixels": 0.012}, "0.012 megapixels", "too_many_pixels"),
     ]
     for bounds, words, code in rows:
@@ -224,7 +225,7 @@ from broker.gateway.uploads import Pixels
 
 async def main():
     small, large = (open(path, "rb").read() for path in sys.argv[1:])
-    bounds = films.Bounds(60, 9, 2.0, 16, 0.05)
+    bounds = films.Bounds(60, 9, 2.0, 16, 0.05, 60)
     await films.decode(small, "f", bounds, pixels=Pixels(10))  # libraries are loaded
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     film = await films.decode(large, "f", bounds, pixels=Pixels(10))

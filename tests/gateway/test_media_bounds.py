@@ -50,6 +50,7 @@ async def test_each_bound_has_its_effect() -> None:
         ([small, film_], {"max_pixels_mp": 0.001}, (video_url, 413, "too_many_pixels")),
         ([words_, film_], {"max_video_mb": 0.001}, (video_url, 413, "video_too_large")),
         ([words_, film_], {"max_video_mp": 0.001}, (video_url, 413, "video_too_large")),
+        ([words_, film_], {"max_video_decode_s": 1e-9}, (video_url, 413, "video_too_large")),
         ([words_, film_], {"max_video_s": 1.0}, (video_url, 413, "video_too_long")),
         ([words_, film_], {"max_video_s": 2.1}, (None, 200, None)),
     ]
