@@ -65,7 +65,7 @@ def test_a_bound_that_lets_nothing_through_is_refused(option: Option) -> None:
 def test_a_bound_that_is_none_is_refused_before_anything_starts(house: Houses) -> None:
     result = house().command("start", "--pipeline", "echo", "--max-open", "0")
     assert result.returncode == 2
-    assert result.stderr == "omni-broker: --max-open 0: must be above 0\n"
+    assert result.stderr == "omni-broker: --max-open 0: must be a number above 0\n"
 
 
 def test_the_help_tells_what_each_bound_is(house: Houses) -> None:
