@@ -160,7 +160,7 @@ class Client:
             given: Producer ("request", or a stage that the caller stands in for) -> its whole output.
             params: Stage -> its parameters.
             has: Input modalities that the request carries, for stages with ``when``.
-            seed: The same seed gives the same output; drawn by the broker if absent.
+            seed: The same seed gives the same output; drawn if absent.
             priority: Lower runs first.
             deadline_s: The request fails when it takes longer.
             tenant: Whose share of the stages it counts against.
@@ -176,6 +176,8 @@ class Client:
         self._check_alive()
         tag = next(self._tags)
         name = name or secrets.token_hex(12)
+        if seed is None:  # here, so that a submission that has to be repeated asks for the same again
+            seed = secrets.randbits(63)
         chunks = await self._lending.pack(given, name, self.pipelines.get(pipeline))
         raw = {stage: msgspec.Raw(_encode(values)) for stage, values in (params or {}).items()}
         message = Submit(

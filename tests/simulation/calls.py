@@ -41,7 +41,8 @@ class Call:
     def accepted(self, number: int) -> None:
         """The broker says that it is its, and this client's."""
         if self.number not in (0, number):  # it was begun anew, by a submission that came again
-            assert not any(self.outputs.values()), "a request has changed its number"
+            begun = any(self.outputs.values())
+            assert not begun or self.contested, "a request has changed its number"
             assert self._may_be_forgotten(), "a request was begun anew, though nobody had ended it"
         self.number, self.sure, self.left = number, True, None
 

@@ -112,7 +112,7 @@ class Life:
         client.submit(
             rng,
             call,
-            seed=pick(rng, 1 << 30) if rng.random() < 0.3 else None,
+            seed=pick(rng, 1 << 30),
             priority=pick(rng, 3),
             tenant=str(pick(rng, 3)),
             deadline_s=deadline_s,

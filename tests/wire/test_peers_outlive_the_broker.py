@@ -98,6 +98,21 @@ async def test_requests_that_are_submitted_while_it_is_away_are_served(tmp_path:
         assert len(engine.jobs) == 3
 
 
+async def test_a_submission_that_is_repeated_asks_for_the_same_draws(tmp_path: Path) -> None:
+    """A caller may have had some of the first answer, and gets the rest of the second."""
+    engine, later = Counter(5, allowed=0), Counter(5)
+    async with under_way(tmp_path, engine, 0) as (made, stream):
+        await eventually(lambda: engine.jobs, "the job to begin")
+        made.broker.kill()
+        made.broker.lose_state()
+        made.broker.start()
+        await made.workers["a"].close()
+        worker = made.workers["a"] = type(made.workers["a"])(made.broker.address, "a", later)
+        await worker.start()
+        assert await numbers(stream) == list(range(5))
+        assert engine.jobs[0].seed == later.jobs[0].seed
+
+
 async def test_a_request_that_is_aborted_while_it_is_away_ends(tmp_path: Path) -> None:
     engine = Counter(100, allowed=10)
     async with under_way(tmp_path, engine, 10) as (made, stream):
