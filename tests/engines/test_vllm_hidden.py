@@ -200,6 +200,13 @@ async def test_nothing_is_kept_of_requests_that_ended_or_were_left(house: House)
     assert house.engine.vllm._take_rows() == {}
 
 
+async def test_a_model_on_several_devices_is_refused_at_the_start(house: House, folder: Path) -> None:
+    settings = {"model": str(folder), "options": SETTINGS | {"hidden_layers": [1]}}
+    spread = stage("vllm", resources={"tensor_parallel_size": 2}, **settings)
+    with pytest.raises(ValueError, match="hidden_layers: needs a model on one device"):
+        await VllmEngine(spread, device="cpu").start()
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -139,6 +139,12 @@ async def test_what_the_model_cannot_take_is_refused_and_the_next_request_answer
     assert len(tokens_of(await collect(eyes.engine, ask(request)))) == TOKENS
 
 
+async def test_a_model_whose_states_vllm_cannot_hand_on_is_refused_before_it_is_loaded(eyes: House) -> None:
+    settings = {"model": eyes.engine.model, "options": SETTINGS | {"hidden_layers": [1]}}
+    with pytest.raises(ValueError, match=r"hidden_layers: .*Idefics3ForConditionalGeneration"):
+        await VllmEngine(stage("vllm", **settings), device="cpu").start()
+
+
 # --- clips
 
 
