@@ -9,7 +9,7 @@ SLOPE_KIB = 3.0  #: a request; less is the allocator's
 
 
 async def test_killed_engines_leave_no_segment_process_or_socket() -> None:
-    found = await soak.killing(size(30, 1000), size(0.2, 0.7), size(2, 8))
+    found = await soak.killing(size(12, 1000), size(0.2, 0.7), size(2, 8))
     assert found["ready_again"]
     assert found["answered"] > 0
     assert found["lost"] == 0
@@ -20,7 +20,7 @@ async def test_killed_engines_leave_no_segment_process_or_socket() -> None:
 
 
 async def test_callers_that_leave_leave_empty_tables_and_no_growth() -> None:
-    found = await soak.leaving(size(100, 960), after_s=size(0.3, 1.0))
+    found = await soak.leaving(size(60, 960), after_s=size(0.3, 1.0))
     assert found["left_in_tables"] == {}
     assert found["orphaned_segments"] == 0
     assert found["leaked_processes"] == found["leaked_segments"] == found["leaked_files"] == 0

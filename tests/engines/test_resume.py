@@ -77,6 +77,7 @@ async def test_a_function_does_not_pause_again_for_what_is_out() -> None:
 
 
 @pytest.mark.models
+@pytest.mark.asyncio(loop_scope="module")
 async def test_sentences_that_are_out_are_not_spoken_again(
     acoustic: VitsAcousticEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ async def test_sentences_that_are_out_are_not_spoken_again(
 
 
 @pytest.mark.models
+@pytest.mark.asyncio(loop_scope="module")
 async def test_windows_that_are_out_are_not_decoded_again(
     decoder: VitsDecoderEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +117,7 @@ async def test_windows_that_are_out_are_not_decoded_again(
 
 
 @pytest.mark.models
+@pytest.mark.asyncio(loop_scope="module")
 async def test_of_recordings_at_most_one_window_is_heard_again(
     acoustic: VitsAcousticEngine,
     decoder: VitsDecoderEngine,

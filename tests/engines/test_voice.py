@@ -15,7 +15,7 @@ from workers.engine import ItemError, Job, Stream
 from workers.engines.vits_acoustic import VitsAcousticEngine
 from workers.engines.vits_decoder import VitsDecoderEngine, trimmed
 
-pytestmark = pytest.mark.models
+pytestmark = [pytest.mark.models, pytest.mark.asyncio(loop_scope="module")]
 
 SENTENCES = (
     "The capital of France is Paris.",

@@ -15,7 +15,7 @@ from workers.engines.vits_acoustic import VitsAcousticEngine
 from workers.engines.vits_decoder import VitsDecoderEngine
 from workers.engines.whisper import WhisperEngine
 
-pytestmark = pytest.mark.models
+pytestmark = [pytest.mark.models, pytest.mark.asyncio(loop_scope="module")]
 
 SENTENCES = (
     "I think that we should go to the market before it closes this evening.",
