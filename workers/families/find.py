@@ -13,3 +13,10 @@ def find_class(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"options.family: {name!r}: {error}") from error
+
+
+def refuse(options: Any, *names: str) -> None:
+    """Raises ValueError for an option that is set although the family has no use for it."""
+    for name in names:
+        if getattr(options, name):
+            raise ValueError(f"options.{name}: has no effect with {options.family}")

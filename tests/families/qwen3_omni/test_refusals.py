@@ -60,6 +60,21 @@ async def test_a_checkpoint_without_a_talker_says_so_at_the_start(checkpoint: Pa
         assert "finish_reason" in (await all_of(thinker.run(job)))[-1]
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("thinker", {"hidden_layers": [0]}),
+        ("thinker", {"family_options": {"speed": 2}}),
+        ("talker", {"system_prompt": "Be brief."}),
+    ],
+)
+async def test_a_setting_without_effect_is_refused(
+    checkpoint: Path, name: str, setting: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=f"options.{next(iter(setting))}: has no effect"):
+        await ArEngine(stages(checkpoint, **setting)[name], device="cpu").start()
+
+
 async def test_a_stage_reads_its_own_part_of_the_checkpoint_alone(checkpoint: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.options import OmniCode2WavOptions
+from workers.families.find import refuse
 from workers.families.qwen3_omni.speakers import Speakers
 from workers.families.waves import Window
 from workers.families.weights import Checkpoint
@@ -27,6 +28,7 @@ class Decoder:
     def __init__(self, model: str, options: OmniCode2WavOptions, device: str) -> None:
         from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
+        refuse(options, "family_options")
         checkpoint = Checkpoint(model)
         config = checkpoint.config
         self._speakers = Speakers(config, checkpoint.folder)

@@ -24,6 +24,7 @@ from workers.engine import ItemError, Job
 from workers.engines.ar.attention import use_pages
 from workers.engines.ar.family import Layout, Model, Prompt, Step, Work
 from workers.engines.ar.sampling import Draws
+from workers.families.find import refuse
 from workers.families.qwen3_omni.placement import Rules, Span
 from workers.families.qwen3_omni.predictor import Predictor
 from workers.families.qwen3_omni.speakers import Speakers
@@ -65,6 +66,7 @@ class Talker(Model):
 
     def __init__(self, folder: Path, options: ArOptions, device: torch.device) -> None:
         super().__init__(folder, options, device)
+        refuse(options, "family_options", "hidden_layers", "system_prompt")
         from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
         checkpoint = Checkpoint(str(folder))

@@ -21,6 +21,7 @@ from workers.engines.answers import TextAnswer, TextParams
 from workers.engines.ar.attention import use_pages
 from workers.engines.ar.family import Forward, Layout, Model, Prompt, Step, Work
 from workers.families.conversation import Conversations, Medium
+from workers.families.find import refuse
 from workers.families.qwen3_omni.placement import Rules, Span, found, spans_of
 from workers.families.sampling import sampling_defaults
 from workers.families.weights import Checkpoint
@@ -44,6 +45,7 @@ class Thinker(Model):
 
     def __init__(self, folder: Path, options: ArOptions, device: torch.device) -> None:
         super().__init__(folder, options, device)
+        refuse(options, "family_options", "hidden_layers")
         from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
         checkpoint = Checkpoint(str(folder))
@@ -63,7 +65,8 @@ class Thinker(Model):
         )
         self.layout = Layout.of(text, place["dtype"])
         self.max_positions = text.max_position_embeddings
-        self.hidden_layers = [whole.talker_config.accept_hidden_layer] if whole.enable_audio_output else []
+        self._speaks = bool(whole.enable_audio_output)
+        self.hidden_layers = [whole.talker_config.accept_hidden_layer] if self._speaks else []
         self._rules = Rules(config, config.vision_config.spatial_merge_size)
         self._conversations = Conversations(checkpoint.folder, options.system_prompt, self._rules.pads)
         tokenizer = self._conversations.tokenizer
@@ -93,7 +96,8 @@ class Thinker(Model):
         if answer.ended:
             return None
         prompt = await self.call(self._prompt, reading, encoded)
-        first = self._for_talker(reading) if job.consumers and not job.resumed else None
+        speaks = self._speaks and job.consumers and not job.resumed
+        first = self._for_talker(reading) if speaks else None
         output = ThinkerOutput(answer, self._rules.counts(reading.ids), self.hidden_layers, first)
         return Work(prompt, output, job.params, [[token] for token in answer.written])
 
