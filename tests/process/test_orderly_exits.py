@@ -114,6 +114,7 @@ async def test_a_client_that_leaves_last_removes_what_nobody_comes_back_for(
 ) -> None:
     options = ("--pipeline", write(tmp_path, DIGEST), "--no-gateway", "--no-workers", "--no-journal")
     home = house(*options, ready=False)
+    home.until((home.run_dir / "clients.sock").exists)
     given = {"request": [{"sound": np.zeros(INLINE_LIMIT, np.float32)}]}
     async with home.client() as client:
         await client.submit("digest", outputs=["text"], given=given, has=["audio"])
