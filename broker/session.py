@@ -105,7 +105,8 @@ class EngineSession(Session):
     def fed(self, message: Input) -> bool:
         """More of a task's inputs has come, perhaps after its end. False: some are missing before these.
 
-        That happens where the connection broke. What the task makes of its inputs then is nothing to go by.
+        That happens where the connection broke. They don't count then: should a broker be restarted before
+        this process has ended, it must send all that is missing.
         """
         item = message.input
         self._hold(item.chunks)
@@ -113,8 +114,10 @@ class EngineSession(Session):
         if lease is None:
             return True
         count, closed = lease.get(item.edge, (0, False))
+        if item.chunks and item.chunks[0].seq != count:
+            return False
         lease[item.edge] = (count + len(item.chunks), closed or item.closed)
-        return not item.chunks or item.chunks[0].seq == count
+        return True
 
     def _hold(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:

@@ -58,6 +58,15 @@ def test_an_input_that_lacks_the_one_before_it_is_noticed() -> None:
     assert not session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(4)], closed=True)))
 
 
+def test_an_input_after_a_gap_is_none_so_a_restarted_broker_sends_what_is_missing() -> None:
+    session = EngineSession()
+    session.assigned(assign(EdgeInput(4, [chunk(0)], closed=False)))
+    for seq, in_order in ((2, False), (3, False), (1, True)):
+        before = session.leases()[0].inputs
+        assert session.fed(Input(1, 0, 1, EdgeInput(4, [chunk(seq)], closed=False))) == in_order
+        assert (session.leases()[0].inputs != before) == in_order
+
+
 def test_a_block_is_held_as_often_as_it_came() -> None:
     session = Session()
     block = handle(THEIRS, 0)
