@@ -40,6 +40,10 @@ VALUES: dict[str, Any] = {
     "system_prompt": "Be brief: say = and a.b",
     "max_tokens": 9,
     "engine_args": {"seed": 3},
+    "hidden_layers": [1],
+    "family": "somebodys.module:Class",
+    "family_options": {"frames": 24},
+    "sampling": {"top_k": 5},
     "exact": False,
     "voices": ["en"],
     "noise_scale": 0.1,
@@ -56,12 +60,16 @@ VALUES: dict[str, Any] = {
     "size": 9,
 }
 
+#: Engine -> a pipeline and a stage that has it.
 STAGE_OF = {
-    "vllm": "thinker",
-    "vits-acoustic": "talker",
-    "vits-decoder": "code2wav",
-    "whisper": "ears",
-    "function": "say",
+    "vllm": ("voice", "thinker"),
+    "ar": ("qwen2_5_omni", "thinker"),
+    "omni-encoder": ("qwen2_5_omni", "encoder"),
+    "omni-code2wav": ("qwen2_5_omni", "code2wav"),
+    "vits-acoustic": ("voice", "talker"),
+    "vits-decoder": ("voice", "code2wav"),
+    "whisper": ("voice", "ears"),
+    "function": ("echo", "say"),
 }
 
 
@@ -84,8 +92,7 @@ def found(stage: Stage, key: str) -> Any:
 
 @pytest.mark.parametrize(("engine", "key"), [(e, k) for e in ENGINES for k in keys_of(e)])
 def test_each_setting_has_its_effect(engine: str, key: str) -> None:
-    stage = STAGE_OF[engine]
-    pipeline = "echo" if engine == "function" else "voice"
+    pipeline, stage = STAGE_OF[engine]
     settings = [f"{stage}.{key}={yaml.safe_dump(VALUES.get(key, 2), default_flow_style=True, width=999)}"]
     if key == "tensor_parallel_size":
         settings.append(f"{stage}.devices=[cpu, cpu]")
