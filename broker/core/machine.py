@@ -35,7 +35,6 @@ from broker.protocol import (
     Died,
     Drain,
     Hello,
-    Kill,
     Message,
     Peer,
     Ready,
@@ -239,6 +238,8 @@ class Core:
             known.ghost = False
             for worker in [w for w in known.workers.values() if w.ghost and w.peer not in m.workers]:
                 self._worker_gone(worker, "it died while the broker was away")
+            for worker in [w for w in known.workers.values() if w.doomed]:
+                self.tasks.kill(worker, worker.doomed)
             for stranger in m.workers:  # its Ready may have died with a broker
                 if stranger not in self.workers and stranger not in known.dead:
                     self._send(stranger, Who(self.boot, stranger in self._given_up))
@@ -359,7 +360,7 @@ class Core:
             # One that drains may miss the answer that it waits for before it ends.
             worker.draining = worker.broken = True
             self.tasks.stop_feeding(worker)
-            self._send(worker.guardian.peer, Kill(peer, "killed: its connection to the broker broke"))
+            self.tasks.kill(worker, "killed: its connection to the broker broke")
 
     def _on_tick(self, now: float) -> None:
         silence = now - self.settings.liveness_s

@@ -169,6 +169,7 @@ class Worker:
         "broken",
         "capacity",
         "credit",
+        "doomed",
         "draining",
         "ghost",
         "guardian",
@@ -195,6 +196,7 @@ class Worker:
         self.credit = 0
         self.draining = False
         self.broken = False  #: its connection broke; what it says now may miss a part
+        self.doomed = ""  #: why its guardian was told to kill it
         self.ghost = False  #: known from the journal alone; it has not introduced itself
         self.results = 0  #: messages with results that it has sent
         self.seen = 0  #: of these, how many it knows that we have read

@@ -276,7 +276,7 @@ class Tasks:
         now, limit = self._board.now, worker.stage.spec.retry.timeout_s
         if worker.strays and min(worker.strays.values()) < now - grace_s:
             worker.strays.clear()
-            self._kill(worker, "killed: it did not stop a cancelled task")
+            self.kill(worker, "killed: it did not stop a cancelled task")
         for task in worker.tasks.values():
             if task.timed_out:
                 continue
@@ -287,9 +287,11 @@ class Tasks:
                 cause = f"killed: an attempt passed its time limit of {limit:g} s"
             if late:
                 task.timed_out = True
-                self._kill(worker, cause)
+                self.kill(worker, cause)
 
-    def _kill(self, worker: Worker, cause: str) -> None:
+    def kill(self, worker: Worker, cause: str) -> None:
+        """Tells its guardian to; again with each sign of the guardian, which may not have been there."""
+        worker.doomed = cause
         self._board.send(worker.guardian.peer, Kill(worker.peer, cause))
 
     # --- a request's end

@@ -201,7 +201,12 @@ def test_a_worker_that_ignores_a_cancel_is_killed() -> None:
     for _ in range(12):
         d.tick(1.0)
         d.say(guard(a), Beat())
-    assert len(d.take(guard(a), Kill)) == 1
+    assert d.take(guard(a), Kill)
+    d.say(guard(a), Beat([a]))
+    assert d.take(guard(a), Kill), "a guardian that was not there when it was told is told again"
+    d.die(a)
+    d.say(guard(a), Beat())
+    assert not d.take(guard(a), Kill)
 
 
 @pytest.mark.parametrize("how", ["silent", "lost", "bye"])
