@@ -97,7 +97,7 @@ def _attempt(what: str, action: Callable[[], list[str]], failures: list[str]) ->
 
 def _compare(family: Family, eager: bool, options: argparse.Namespace) -> list[str]:
     """What is not equal. Prints a line for each kind of request."""
-    requests = importlib.import_module("tests.families.qwen3_omni.requests").REQUESTS
+    requests = importlib.import_module("tests.families.requests").REQUESTS
     failures = []
     with tempfile.TemporaryDirectory(prefix="omni-gpu-") as name:
         folder = Path(name) / "model"
@@ -131,7 +131,7 @@ async def _answers(family: Family, folder: Path, eager: bool, device: str, reque
     from pipelines.graph import Window
     from workers.inputs import find_transfer
 
-    rigs = importlib.import_module("tests.families.qwen3_omni.rig")
+    rigs = importlib.import_module("tests.families.rig")
     async with rigs.running(
         folder,
         family=family.package,

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines.qwen2_5_omni.transfers import replies
 from tests.families.qwen2_5_omni.reference import Reference
-from tests.families.qwen3_omni.rig import Rig, running
+from tests.families.rig import Rig, running
 
 Rigs = Callable[..., AbstractAsyncContextManager[Rig]]
 

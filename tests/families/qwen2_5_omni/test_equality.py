@@ -8,7 +8,7 @@ import pytest
 from pipelines.graph import Window
 from tests.families.qwen2_5_omni.conftest import Rigs
 from tests.families.qwen2_5_omni.reference import Reference
-from tests.families.qwen3_omni.requests import REQUESTS, clip, film, part, user
+from tests.families.requests import REQUESTS, clip, film, part, user
 
 ONE_SHOT = Window(frames=10_000)
 #: What the rules for positions make special: a film slower than its sound, and one that is longer than it.

@@ -12,8 +12,8 @@ import pytest
 from adapters.chunk import Payload
 from tests.engines.helpers import collect, job, stage, started
 from tests.families.qwen2_5_omni.conftest import Rigs
-from tests.families.qwen3_omni.requests import REQUESTS, clip, film, part, picture, user
-from tests.families.qwen3_omni.rig import Rig
+from tests.families.requests import REQUESTS, clip, film, part, picture, user
+from tests.families.rig import Rig
 from workers.engine import ItemError
 from workers.engines.ar.engine import ArEngine
 from workers.engines.omni_code2wav import OmniCode2WavEngine

@@ -19,8 +19,8 @@ from pipelines.qwen2_5_omni.transfers import replies
 from tests.engines.helpers import stream
 from tests.families.qwen2_5_omni.conftest import Rigs
 from tests.families.qwen2_5_omni.reference import Reference
-from tests.families.qwen3_omni.requests import REQUESTS
-from tests.families.qwen3_omni.rig import Answer, Rig
+from tests.families.requests import REQUESTS
+from tests.families.rig import Answer, Rig
 from workers.engine import Job, Stream
 
 HOP = 480  #: samples of a code

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.families.qwen3_omni.reference import Reference
-from tests.families.qwen3_omni.requests import REQUESTS
-from tests.families.qwen3_omni.rig import running
+from tests.families.requests import REQUESTS
+from tests.families.rig import running
 
 
 async def test_text_codes_and_waveform_are_those_of_transformers(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.families.qwen3_omni.requests import REQUESTS
+from tests.families.requests import REQUESTS
 from tests.house import House
 
 Houses = Callable[..., House]

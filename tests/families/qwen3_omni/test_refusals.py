@@ -15,8 +15,8 @@ from adapters.chunk import Payload
 from pipelines.qwen3_omni.transfers import spoken
 from tests.engines.helpers import started, stream
 from tests.families.qwen3_omni.reference import Reference
-from tests.families.qwen3_omni.requests import REQUESTS, clip, part, picture, user
-from tests.families.qwen3_omni.rig import Answer, Rig, running, stages
+from tests.families.requests import REQUESTS, clip, part, picture, user
+from tests.families.rig import Answer, Rig, running, stages
 from workers.engine import ItemError, Job
 from workers.engines.ar.engine import ArEngine
 from workers.engines.omni_code2wav import OmniCode2WavEngine

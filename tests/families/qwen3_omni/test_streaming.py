@@ -15,8 +15,8 @@ from pipelines.graph import Window
 from pipelines.qwen3_omni.transfers import spoken
 from tests.engines.helpers import stream
 from tests.families.qwen3_omni.reference import Reference
-from tests.families.qwen3_omni.requests import REQUESTS
-from tests.families.qwen3_omni.rig import Answer, Rig, running
+from tests.families.requests import REQUESTS
+from tests.families.rig import Answer, Rig, running
 from workers.engine import Job, Stream
 
 #: Text and frames of eight unequal requests.
