@@ -114,7 +114,7 @@ class EngineSession(Session):
         if lease is None:
             return True
         count, closed = lease.get(item.edge, (0, False))
-        if item.chunks and item.chunks[0].seq != count:
+        if message.first != count:
             return False
         lease[item.edge] = (count + len(item.chunks), closed or item.closed)
         return True

@@ -109,11 +109,12 @@ class Flow:
             self._queue(consumer)
 
     def send_inputs(self, consumer: Task, feed: Feed, chunks: list[Chunk]) -> None:
-        """Passes more of one edge on to the worker that runs the consumer."""
+        """Passes the last of what came over one edge on to the worker that runs the consumer."""
         assert consumer.worker is not None
         request, stage = consumer.key
         more = EdgeInput(feed.edge, chunks, feed.closed)
-        self._board.send(consumer.worker.peer, Input(request, stage, consumer.attempt, more))
+        first = feed.gone + len(feed.chunks) - len(chunks)
+        self._board.send(consumer.worker.peer, Input(request, stage, consumer.attempt, more, first))
 
     def _output(self, request: Request, output: str, chunk: Chunk) -> None:
         if request.keeps:

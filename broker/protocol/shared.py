@@ -8,7 +8,7 @@ import msgspec
 
 from adapters.handle import BlockId
 
-VERSION = 2
+VERSION = 3
 
 Peer = bytes  #: a connection's ZeroMQ identity
 

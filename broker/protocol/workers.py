@@ -196,6 +196,7 @@ class Input(Message):
     stage: int
     attempt: int
     input: EdgeInput
+    first: int  #: how many chunks of that edge came before these: an end alone shows a gap, too
 
 
 class Cancel(Message):

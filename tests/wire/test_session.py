@@ -54,8 +54,16 @@ def test_a_peer_that_was_given_up_learns_so_at_any_boot() -> None:
 def test_an_input_that_lacks_the_one_before_it_is_noticed() -> None:
     session = EngineSession()
     session.assigned(assign(EdgeInput(0, [chunk(0)], closed=False)))
-    assert session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(1), chunk(2)], closed=False)))
-    assert not session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(4)], closed=True)))
+    assert session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(1), chunk(2)], closed=False), 1))
+    assert not session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(4)], closed=True), 4))
+
+
+def test_an_end_that_lacks_the_chunks_before_it_is_noticed() -> None:
+    session = EngineSession()
+    session.assigned(assign(EdgeInput(0, [chunk(0)], closed=False)))
+    assert not session.fed(Input(1, 0, 1, EdgeInput(0, [], closed=True), 2))
+    assert session.leases()[0].inputs == [(0, 1, False)]
+    assert session.fed(Input(1, 0, 1, EdgeInput(0, [], closed=True), 1))
 
 
 def test_an_input_after_a_gap_is_none_so_a_restarted_broker_sends_what_is_missing() -> None:
@@ -63,7 +71,7 @@ def test_an_input_after_a_gap_is_none_so_a_restarted_broker_sends_what_is_missin
     session.assigned(assign(EdgeInput(4, [chunk(0)], closed=False)))
     for seq, in_order in ((2, False), (3, False), (1, True)):
         before = session.leases()[0].inputs
-        assert session.fed(Input(1, 0, 1, EdgeInput(4, [chunk(seq)], closed=False))) == in_order
+        assert session.fed(Input(1, 0, 1, EdgeInput(4, [chunk(seq)], closed=False), seq)) == in_order
         assert (session.leases()[0].inputs != before) == in_order
 
 
@@ -143,10 +151,10 @@ def test_a_chunk_that_is_not_the_last_ends_nothing() -> None:
 def test_a_lease_says_how_much_of_each_edge_has_come() -> None:
     session = EngineSession()
     session.assigned(assign(EdgeInput(0, [chunk(0), chunk(1)], closed=False), EdgeInput(2, [], closed=True)))
-    session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(2)], closed=False)))
+    session.fed(Input(1, 0, 1, EdgeInput(0, [chunk(2)], closed=False), 2))
     (lease,) = session.leases()
     assert lease.inputs == [(0, 3, False), (2, 0, True)]
-    session.fed(Input(1, 0, 1, EdgeInput(0, [], closed=True)))
+    session.fed(Input(1, 0, 1, EdgeInput(0, [], closed=True), 3))
     (lease,) = session.leases()
     assert lease.inputs == [(0, 3, True), (2, 0, True)]
 
@@ -156,7 +164,7 @@ def test_all_blocks_of_an_assignment_are_held_and_those_of_inputs_that_come_too_
     handles = [handle(THEIRS, offset) for offset in (0, 64, 128)]
     resume = Resume(1, [], chunk(1, handles=[handles[0]]))
     session.assigned(assign(EdgeInput(0, [chunk(0, handles=[handles[1]])], closed=False), resume=resume))
-    session.fed(Input(99, 0, 1, EdgeInput(0, [chunk(1, handles=[handles[2]])], closed=True)))
+    session.fed(Input(99, 0, 1, EdgeInput(0, [chunk(1, handles=[handles[2]])], closed=True), 1))
     assert sorted(b.offset for b in session.resync().holds) == [0, 64, 128]
 
 
