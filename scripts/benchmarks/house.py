@@ -91,29 +91,37 @@ class House:
         }
         self._log = folder / "log"
         self._process: Process | None = None
+        self.health_s = self.ready_s = 0.0  #: from the start until /health and /ready said yes
 
     # --- starting and ending
 
     async def start(self) -> None:
         """Returns when every stage has a worker. Raises RuntimeError with the log's end otherwise."""
+        began = time.monotonic()
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, *self._command, env=self._env, stdin=PIPE, stdout=log, stderr=log
             )
+        await self._says_yes("/health", START_S)
+        self.health_s = time.monotonic() - began
         if not await self.ready(START_S):
             raise RuntimeError(f"the server did not get ready:\n{self.log[-LOG_TAIL:]}")
+        self.ready_s = time.monotonic() - began
 
     async def ready(self, timeout_s: float) -> bool:
         """Waits until every stage has a worker; False when that takes longer, or the start has ended."""
+        return await self._says_yes("/ready", timeout_s)
+
+    async def _says_yes(self, path: str, timeout_s: float) -> bool:
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
             while self._process.returncode is None and time.monotonic() < deadline:
                 with suppress(aiohttp.ClientError, TimeoutError):
-                    async with session.get(f"{self.url}/ready") as answer:
+                    async with session.get(f"{self.url}{path}") as answer:
                         if answer.status == 200:
                             return True
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.02)
         return False
 
     async def kill_everything(self) -> None:
