@@ -26,7 +26,7 @@ def make_tokenizer(
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {letter: number for number, letter in enumerate(_letters())}
+    vocabulary = {letter: number for number, letter in enumerate(letters())}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -39,7 +39,7 @@ def make_tokenizer(
     return made
 
 
-def _letters() -> list[str]:
+def letters() -> list[str]:
     """The letter that stands for each byte in GPT-2's byte-level vocabularies, byte by byte.
 
     Printable bytes stand for themselves, the others for the letters from U+0100 on, in order.
