@@ -2,7 +2,7 @@
 
 A job submits one item at a time and waits for its result, so jobs take turns whatever their number of items.
 The oldest item chooses the batch: the items that agree with it in :meth:`BatchingEngine.key` go along, in
-order of arrival. ``forward`` runs in one thread of its own, so the event loop stays free.
+order of arrival. ``forward`` runs in a thread of its own, so the event loop stays free.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class BatchingEngine(Generic[Item, Result]):
     """
 
     resumes = False
+    lanes = 1  #: batches that are computed side by side, each in a thread of its own; set before ``start``
 
     def __init__(self, stage: Stage, *, device: str) -> None:
         self.stage = stage
@@ -38,15 +39,15 @@ class BatchingEngine(Generic[Item, Result]):
         self.max_batch_size = stage.batch.max_batch_size
         self._waiting: list[_Entry[Item, Result]] = []
         self._arrival = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
-        self._loop: asyncio.Task[None] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._loops: list[asyncio.Task[None]] = []
 
     def key(self, item: Item) -> Hashable:
         """What must agree among the items of one batch: shapes, say."""
         return None
 
     def forward(self, items: Sequence[Item]) -> Sequence[Result | Exception]:
-        """Computes a batch, on the engine's thread: one result an item, in order.
+        """Computes a batch, on a thread of the engine's: one result an item, in order.
 
         An exception in a result's place fails that item. One that is raised fails nobody yet: the items are
         computed again one by one, and those fail that raise alone.
@@ -54,21 +55,23 @@ class BatchingEngine(Generic[Item, Result]):
         raise NotImplementedError
 
     def load(self) -> None:
-        """Loads the model, on the engine's thread."""
+        """Loads the model, on a thread of the engine's, before all else."""
 
     async def start(self) -> None:
         """Loads the model and begins to serve."""
+        self._threads = ThreadPoolExecutor(self.lanes, thread_name_prefix="forward")
         await self._in_thread(self.load)
-        self._loop = asyncio.create_task(self._serve())
+        self._loops = [asyncio.create_task(self._serve()) for _ in range(self.lanes)]
 
     async def stop(self) -> None:
         """Stops serving; items that are not finished are cancelled."""
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.wait([self._loop])
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
         for entry in self._waiting:
             entry.future.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def run(self, job: Job) -> AsyncIterator[Payload]:
         """Computes one job."""
@@ -137,7 +140,7 @@ class BatchingEngine(Generic[Item, Result]):
                 await self._compute([entry])
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 
 def _give_up(batch: Sequence[_Entry[Any, Any]]) -> None:

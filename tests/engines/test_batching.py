@@ -200,7 +200,24 @@ async def test_the_event_loop_stays_free_while_a_pass_runs() -> None:
         assert turns == 100
 
 
-async def test_every_answer_is_its_own_in_ten_thousand_requests() -> None:
+async def test_batches_in_two_lanes_do_not_wait_for_each_other() -> None:
+    class Meeting(BatchingEngine[int, int]):
+        lanes = 2
+
+        def forward(self, items: Sequence[int]) -> list[int | Exception]:
+            met.wait(30)  # it would break, if one batch came after the other
+            return [2 * item for item in items]
+
+        async def run(self, job: Job) -> AsyncIterator[Payload]:
+            yield {}
+
+    met = threading.Barrier(2)
+    async with started(Meeting(stage("tests:Meeting", batch={"max_batch_size": 1}), device="cpu")) as engine:
+        assert await asyncio.gather(*(engine.submit(n) for n in range(6))) == [0, 2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+async def test_every_answer_is_its_own_in_ten_thousand_requests(lanes: int) -> None:
     class Echo(BatchingEngine[bytes, int]):
         def key(self, item: bytes) -> Hashable:
             return len(item) % 3
@@ -213,6 +230,7 @@ async def test_every_answer_is_its_own_in_ten_thousand_requests() -> None:
                 yield {"crc": await self.submit(payload["data"])}
 
     random.seed(2)
+    Echo.lanes = lanes
     async with started(Echo(stage("tests:Echo", batch={"max_batch_size": 7}), device="cpu")) as engine:
         left = iter(range(10_000))
 

@@ -1,12 +1,14 @@
 """Engine ``omni-code2wav``: a talker's codes, window by window, to a waveform.
 
 Which model's decoder, says the option ``family``. Windows of equal length that wait at the same time share a
-pass. A window's waveform depends on its codes, its place and the job's seed alone, so a new attempt goes on
-with the first window whose audio is not out yet.
+pass; on a CPU each has one to itself, as many side by side as there are threads: a pass over several is no
+faster there (what they need does not fit into the cache together). A window's waveform depends on its codes,
+its place and the job's seed alone, so a new attempt goes on with the first window whose audio is not out yet.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Hashable, Sequence
 from typing import Any
 
@@ -43,10 +45,13 @@ class OmniCode2WavEngine(BatchingEngine[Window, Array]):
     def __init__(self, stage: Stage, *, device: str) -> None:
         super().__init__(stage, device=device)
         self.options = options_of(stage, OmniCode2WavOptions)
+        if device == "cpu":
+            self.max_batch_size = 1
+            self.lanes = stage.resources.threads or len(os.sched_getaffinity(0))
 
     def load(self) -> None:
         """Loads the decoder. Raises as the encoder of :mod:`workers.engines.omni_encoder` does."""
-        load_libraries(self.stage)
+        load_libraries(self.stage, threads=1)
         family = find_class(self.options.family)
         self._decoder = family(self.stage.model or "", self.options, self.device)
 

@@ -10,8 +10,8 @@ from workers.engines.vllm_setup import cpu_threads
 from workers.optional import library
 
 
-def load_libraries(stage: Stage) -> None:
-    """Imports torch and transformers, with the stage's number of threads.
+def load_libraries(stage: Stage, threads: int = 0) -> None:
+    """Imports torch and transformers, with so many threads for one operation; 0: the stage's number.
 
     Raises :class:`workers.optional.MissingLibrary` naming the extra of omni-broker that brings them.
     """
@@ -19,6 +19,6 @@ def load_libraries(stage: Stage) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if models.ensure(stage.model or "").is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    library("torch", "cpu").set_num_threads(stage.resources.threads or cpu_threads())
+    library("torch", "cpu").set_num_threads(threads or stage.resources.threads or cpu_threads())
     # Of configurations it says what their authors should know, on every start.
     library("transformers", "cpu").logging.set_verbosity_error()

@@ -4,8 +4,9 @@ The mel frames begin as noise and are carried to time 1 by an ordinary different
 transformer gives. transformers' ``sample`` draws the noise of a whole answer at once; here it is a function
 of the seed and the frame, so that a window's frames get the same in any window and in any attempt.
 
-What does not change on the way is computed once: the speaker's embedding, and the part of the transformer's
-input that comes from the codes. transformers computes them anew at each of the 36 evaluations.
+What does not change on the way is computed once: the speaker's embedding, the part of the transformer's input
+that comes from the codes, and who attends to whom. transformers computes them anew at each of the 36
+evaluations.
 
 The transformer attends within blocks of 24 mel frames, in a few layers to the neighbouring block too. Windows
 whose borders, context included, are borders of blocks (multiples of 12 codes) therefore see what the whole
@@ -47,7 +48,10 @@ class Decoder:
     sample_rate = SAMPLE_RATE
 
     def __init__(self, model: str, options: OmniCode2WavOptions, device: str) -> None:
+        import torch
         from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as modeling
+
+        from workers.families.qwen2_5_omni.snake import without_detour
 
         checkpoint = Checkpoint(model)
         config = checkpoint.config.token2wav_config
@@ -64,6 +68,8 @@ class Decoder:
             "token2wav.code2wav_bigvgan_model.",
             **place,
         )
+        if place == {"device": "cpu", "dtype": torch.float32}:
+            without_detour(self._vocoder)
         self._place = place
         self._mel_bins = config.dit_config.mel_dim
         self._repeats = config.dit_config.repeats
@@ -108,15 +114,19 @@ class Decoder:
         codes = torch.from_numpy(np.concatenate([w.codes for w in windows])).to(self._place["device"])
         guided = scale >= 1e-5  # below, the pass without codes would change nothing
         given = self._given([w.voice for w in windows], codes, guided=guided)
-        rotary, apart = self._attention(codes.shape[1] * self._repeats)
+        rotary, masks = self._attention(codes.shape[1] * self._repeats)
         size = len(windows)
         from_noise = dit.input_embed.proj.weight[:, : self._mel_bins]
 
         def velocity(time: float, mel: Any) -> Any:
             hidden = given + torch.nn.functional.linear(torch.cat([mel, mel]) if guided else mel, from_noise)
-            at = dit.time_embed(torch.full((len(hidden),), time, **self._place))
-            for block in dit.transformer_blocks:
-                hidden = block(hidden, at, position_embeddings=rotary, block_diff=apart)
+            at = dit.time_embed(torch.full((1,), time, **self._place))
+            for block, mask in zip(dit.transformer_blocks, masks, strict=True):
+                normed, gate, shift, scaling, ff_gate = block.attn_norm(hidden, emb=at)
+                seen = block.attn(normed, position_embeddings=rotary, attention_mask=mask)
+                hidden = hidden + gate[:, None] * seen
+                normed = block.ff_norm(hidden) * (1 + scaling[:, None]) + shift[:, None]
+                hidden = hidden + ff_gate[:, None] * block.ff(normed)
             made = dit.proj_out(dit.norm_out(hidden, at))
             return made if not guided else made[:size] + (made[:size] - made[size:]) * scale
 
@@ -149,15 +159,21 @@ class Decoder:
             self._embeddings[voice, silent] = self._dit.input_embed.spk_encoder(clip * (not silent))
         return self._embeddings[voice, silent]
 
-    def _attention(self, frames: int) -> tuple[Any, Any]:
-        """Rotary embeddings for the frames, and how many blocks lie between two: [1, 1, frames, frames]."""
+    def _attention(self, frames: int) -> tuple[Any, list[Any]]:
+        """Rotary embeddings for the frames, and what each layer adds to its scores [1, 1, n, n]."""
         import torch
 
         dit = self._dit
         places = torch.arange(frames, device=self._place["device"])
         rotary = dit.rotary_embed(torch.empty(1, **self._place), places[None])
         blocks = places // dit.block_size
-        return rotary, (blocks[None, :] - blocks[:, None])[None, None]
+        apart = blocks[None, :] - blocks[:, None]
+        masks = []
+        for block in dit.transformer_blocks:
+            seen = (apart >= -block.look_backward_block) & (apart <= block.look_ahead_block)
+            mask = torch.zeros(frames, frames, **self._place).masked_fill_(~seen, -torch.inf)
+            masks.append(mask[None, None])
+        return rotary, masks
 
 
 def integrate(velocity: Callable[[float, Any], Any], value: Any, times: Sequence[float]) -> Any:
