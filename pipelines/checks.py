@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
+import msgspec
+
 from pipelines import catalog
 from pipelines.decode import decode
 from pipelines.errors import ModelError, PipelineError, choices
@@ -13,7 +15,12 @@ from pipelines.graph import REQUEST, Edge, Endpoint, Pipeline, Stage
 from pipelines.options import ENGINES, EngineInfo
 
 #: The endpoints of the gateway that a pipeline can serve.
-ENDPOINTS = ("chat", "speech", "transcriptions")
+ENDPOINTS = ("chat", "speech", "transcriptions", "images", "edits", "videos")
+#: What some of them give, and the bounds (fields of :class:`Endpoint`) that mean something there.
+MAKES = {"images": "image", "edits": "image", "videos": "video"}
+_BOTH = ("max_pixels", "max_edge", "multiple_of", "max_steps", "max_guidance")
+_PICTURES = (*_BOTH, "max_n", "max_partial_images")
+BOUNDS = {"images": _PICTURES, "edits": _PICTURES, "videos": (*_BOTH, "max_frames", "frame_step", "fps")}
 #: The input modalities that a stage's ``when`` and a pipeline's ``inputs`` can name.
 MODALITIES = ("audio", "image", "video")
 
@@ -46,6 +53,7 @@ def check(pipeline: Pipeline) -> None:
         if name not in ENDPOINTS:
             raise PipelineError(f"no such endpoint; {choices(name, ENDPOINTS)}", key=f"endpoints.{name}")
         _check_endpoint(endpoint, f"endpoints.{name}", pipeline)
+        _check_drawing(name, endpoint, pipeline)
 
 
 def _check_name(name: str) -> None:
@@ -180,6 +188,18 @@ def _check_endpoint(endpoint: Endpoint, key: str, pipeline: Pipeline) -> None:
             allowed = choices(output, pipeline.outputs)
             raise PipelineError(f"no output {output!r}; {allowed}", key=f"{key}.outputs[{number}]")
         _check_reachable(endpoint.input, output, f"{key}.outputs[{number}]", pipeline)
+
+
+def _check_drawing(name: str, endpoint: Endpoint, pipeline: Pipeline) -> None:
+    """Pictures and videos: they are there to be asked for, and no bound is set that means nothing."""
+    key, output = f"endpoints.{name}", MAKES.get(name)
+    if output is not None and output not in endpoint.outputs:
+        raise PipelineError(f"{name} needs the output {output}", key=f"{key}.outputs")
+    if name == "edits" and "image" not in pipeline.takes():
+        raise PipelineError("edits need pictures to come in; add inputs: [image]", key=key)
+    for field in msgspec.structs.fields(Endpoint)[2:]:
+        if field.name not in BOUNDS.get(name, ()) and getattr(endpoint, field.name) != field.default:
+            raise PipelineError(f"means nothing to {name}", key=f"{key}.{field.name}")
 
 
 def _check_reachable(source: str, output: str, key: str, pipeline: Pipeline) -> None:

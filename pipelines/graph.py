@@ -93,6 +93,17 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     input: str = REQUEST  #: the stage that the caller's input stands in for
     outputs: list[str] = []  #: outputs it may ask for, the default first
+    # What callers of `images`, `edits` and `videos` may ask for
+    max_n: Positive = 10  #: pictures of one call
+    max_pixels: Positive = 2048 * 2048  #: of one picture or frame
+    max_edge: Positive = 4096  #: its width and its height
+    multiple_of: Positive = 16  #: both are multiples of this
+    max_steps: Positive = 200  #: `num_inference_steps`
+    max_guidance: Annotated[float, Meta(ge=0)] = 100.0  #: `guidance_scale`
+    max_partial_images: Annotated[int, Meta(ge=0, le=3)] = 3
+    max_frames: Positive = 241  #: of one video
+    frame_step: Positive = 4  #: a video has a multiple of this and one frame more
+    fps: Annotated[float, Meta(gt=0, le=120)] = 16.0  #: frames a second of a video whose caller names none
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
