@@ -95,6 +95,41 @@ class OmniCode2WavOptions(Options, frozen=True):
     voices: list[str] = []  #: names that callers may give, the default first
 
 
+class DiffusionTextOptions(Options, frozen=True):
+    """Engine ``diffusion-text``: prompts to what a denoiser is conditioned on."""
+
+    family: str  #: "package.module:Class" of the text encoder
+    family_options: dict[str, Any] = {}  #: the text encoder's own settings
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = (
+        "auto"  #: auto: float32 on a CPU, else bfloat16
+    )
+
+
+class DiffusionOptions(Options, frozen=True):
+    """Engine ``diffusion``: a denoiser, batched step by step."""
+
+    family: str  #: "package.module:Class" of the denoiser
+    family_options: dict[str, Any] = {}  #: the denoiser's own settings
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = (
+        "auto"  #: auto: float32 on a CPU, else bfloat16
+    )
+    #: Of guidance with a negative prompt. batched: both branches of a request in one pass where their shapes
+    #: agree; sequential: one after the other, which needs less memory
+    cfg: Literal["batched", "sequential"] = "batched"
+    checkpoint_steps: Annotated[int, Meta(ge=1)] = 4  #: a request that lost its worker goes on from there
+
+
+class DiffusionVaeOptions(Options, frozen=True):
+    """Engine ``diffusion-vae``: latents to pixels."""
+
+    family: str  #: "package.module:Class" of the VAE
+    family_options: dict[str, Any] = {}  #: the VAE's own settings
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = (
+        "auto"  #: auto: float32 on a CPU, else bfloat16
+    )
+    encodes: bool = False  #: the other way: a request's pictures to what a denoiser is conditioned on
+
+
 class VitsAcousticOptions(Options, frozen=True):
     """Engine ``vits-acoustic``: text to latent frames. None: what the voice itself was made with."""
 
@@ -149,6 +184,15 @@ ENGINES: dict[str, EngineInfo] = {
     ),
     "omni-code2wav": EngineInfo(
         "workers.engines.omni_code2wav:OmniCode2WavEngine", OmniCode2WavOptions, model=True, gpu=True
+    ),
+    "diffusion-text": EngineInfo(
+        "workers.engines.diffusion_text:DiffusionTextEngine", DiffusionTextOptions, model=True, gpu=True
+    ),
+    "diffusion": EngineInfo(
+        "workers.engines.diffusion.engine:DiffusionEngine", DiffusionOptions, model=True, gpu=True
+    ),
+    "diffusion-vae": EngineInfo(
+        "workers.engines.diffusion_vae:DiffusionVaeEngine", DiffusionVaeOptions, model=True, gpu=True
     ),
     "vits-acoustic": EngineInfo(
         "workers.engines.vits_acoustic:VitsAcousticEngine", VitsAcousticOptions, model=True
