@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.families.media import refused
+from pipelines.options import OmniEncoderOptions
+from workers.families.media import Medium, refused
+from workers.families.weights import read_json
 
 _STEEPEST = 200  #: a picture may be so many times as wide as it is high, or the other way round
 
@@ -51,6 +54,42 @@ class Patches(NamedTuple):
 
     values: Any  #: torch float32 [patches, channels x temporal x patch x patch]
     grid: tuple[int, int, int]  #: patches along time, height and width
+
+
+class Cutter:
+    """How a checkpoint's pictures and films are cut.
+
+    Args:
+        folder: The checkpoint, with ``preprocessor_config.json``.
+        options: Bounds that go before the checkpoint's own.
+        image: Fewest and most pixels of a picture, where neither says anything.
+        video: The same of a film's frame; checkpoints don't say.
+    """
+
+    def __init__(
+        self, folder: Path, options: OmniEncoderOptions, *, image: tuple[int, int], video: tuple[int, int]
+    ) -> None:
+        settings = read_json(folder / "preprocessor_config.json")
+        self.vision = Vision.of(settings)
+        own = bounds_of(settings, image)
+        self._image = options.min_pixels or own[0], options.max_pixels or own[1]
+        self._video = options.video_min_pixels or video[0], options.video_max_pixels or video[1]
+
+    def cut(self, kind: str, media: Sequence[Medium]) -> list[Patches]:
+        """Pictures ("image") or films to patches. Raises as :func:`patches`."""
+        if kind == "image":
+            return [patches(medium.data[None], self.vision, self._image) for medium in media]
+        return [patches(medium.data, self.vision, self._video) for medium in media]
+
+    def rows(self, cut: Patches) -> int:
+        """Rows that the tower makes of it."""
+        return len(cut.values) // int(self.vision.merge_size) ** 2
+
+    def facts(self, kind: str, medium: Medium, cut: Patches) -> dict[str, Any]:
+        """What the thinker must know to place the rows: "grid", of a film also "seconds_per_grid"."""
+        if kind == "image":
+            return {"grid": list(cut.grid)}
+        return {"grid": list(cut.grid), "seconds_per_grid": self.vision.temporal_patch_size / medium.fps}
 
 
 def patches(frames: NDArray[np.uint8], vision: Vision, bounds: tuple[int, int]) -> Patches:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.families.media import refused
+
 
 class MelFrames:
     """The feature extractor of a checkpoint, without its padding.
@@ -28,14 +30,15 @@ class MelFrames:
         self._silence = silence
         self._extractor: Any = WhisperFeatureExtractor.from_pretrained(folder)
 
-    @property
-    def longest_s(self) -> float:
-        """What the model was made for, seconds."""
-        return float(self._extractor.n_samples / self._extractor.sampling_rate)
-
     def __call__(self, clip: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Mono at the extractor's rate, float32 [n] -> [mel bins, frames]."""
+        """Mono at the extractor's rate, float32 [n] -> [mel bins, frames].
+
+        Raises ItemError (400) for a clip longer than the model was made for.
+        """
         extractor = self._extractor
+        if len(clip) > extractor.n_samples:
+            longest, seconds = (n / extractor.sampling_rate for n in (extractor.n_samples, len(clip)))
+            raise refused(f"audio: {seconds:.0f} s long; the model takes {longest:.0f} s a clip")
         hop = extractor.hop_length
         if self._silence:
             padded = -(-len(clip) // hop) * hop + -(-extractor.n_fft // hop) * hop

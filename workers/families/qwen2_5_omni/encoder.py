@@ -8,9 +8,9 @@ from typing import Any
 from adapters.chunk import Payload
 from pipelines.options import OmniEncoderOptions
 from workers.families.media import Medium, refused
-from workers.families.pixels import Patches, Vision, bounds_of, joined, patches
+from workers.families.pixels import Cutter, joined
 from workers.families.sound import MelFrames
-from workers.families.weights import Checkpoint, read_json
+from workers.families.weights import Checkpoint
 
 #: Pixels of a picture, where the checkpoint says nothing.
 _IMAGE = (56 * 56, 14 * 14 * 4 * 1280)
@@ -40,11 +40,7 @@ class Encoder:
             **place,
         )
         self._mel = MelFrames(checkpoint.folder)
-        settings = read_json(checkpoint.folder / "preprocessor_config.json")
-        self._preprocessing = Vision.of(settings)
-        own = bounds_of(settings, _IMAGE)
-        self._image = options.min_pixels or own[0], options.max_pixels or own[1]
-        self._video = options.video_min_pixels or _VIDEO[0], options.video_max_pixels or _VIDEO[1]
+        self._cutter = Cutter(checkpoint.folder, options, image=_IMAGE, video=_VIDEO)
 
     def encode(self, kind: str, media: Sequence[Medium]) -> list[Payload]:
         """See :class:`workers.families.media.Encoder`."""
@@ -64,33 +60,20 @@ class Encoder:
         return [{"embeds": part.cpu()} for part in encoded.split(rows)]
 
     def _frames(self, clip: Medium) -> Any:
-        seconds = len(clip.data) / 16_000
-        if seconds > self._mel.longest_s:
-            raise refused(f"audio: {seconds:.0f} s long; the model takes {self._mel.longest_s:.0f} s a clip")
         frames = self._mel(clip.data)
         if rows_of(frames.shape[1]) < 1:
-            raise refused(f"audio: {seconds * 1000:.0f} ms are too short to be heard")
+            raise refused(f"audio: {len(clip.data) / 16:.0f} ms are too short to be heard")
         return frames
 
     def _pictures(self, kind: str, media: Sequence[Medium]) -> list[Payload]:
-        cuts = [self._patches(kind, medium) for medium in media]
+        cuts = self._cutter.cut(kind, media)
         values, grids = joined(cuts, device=self._device, dtype=self._dtype)
         encoded = self._vision(values, grid_thw=grids).pooler_output
-        merge = self._preprocessing.merge_size**2
-        parts = encoded.split([len(cut.values) // merge for cut in cuts])
+        parts = encoded.split([self._cutter.rows(cut) for cut in cuts])
         return [
-            {"embeds": part.cpu(), "grid": list(cut.grid)}
-            | ({"seconds_per_grid": self._span_s(medium)} if kind == "video" else {})
+            {"embeds": part.cpu(), **self._cutter.facts(kind, medium, cut)}
             for part, cut, medium in zip(parts, cuts, media, strict=True)
         ]
-
-    def _patches(self, kind: str, medium: Medium) -> Patches:
-        if kind == "image":
-            return patches(medium.data[None], self._preprocessing, self._image)
-        return patches(medium.data, self._preprocessing, self._video)
-
-    def _span_s(self, film: Medium) -> float:
-        return self._preprocessing.temporal_patch_size / film.fps
 
 
 def rows_of(frames: int) -> int:

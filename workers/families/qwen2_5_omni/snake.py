@@ -30,7 +30,7 @@ def without_detour(vocoder: nn.Module) -> None:
                 setattr(parent, name, Activation(child))
 
 
-class Activation(nn.Module):
+class Activation(nn.Module):  # type: ignore[misc]  # torch counts as untyped
     """x + sin²(αx) / β at twice the rate: [batch, channels, samples] -> the same shape.
 
     Args:

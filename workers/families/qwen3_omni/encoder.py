@@ -8,10 +8,10 @@ import torch
 
 from adapters.chunk import Payload
 from pipelines.options import OmniEncoderOptions
-from workers.families.media import Medium, refused
-from workers.families.pixels import Patches, Vision, bounds_of, joined, patches
+from workers.families.media import Medium
+from workers.families.pixels import Cutter, joined
 from workers.families.sound import MelFrames
-from workers.families.weights import Checkpoint, read_json
+from workers.families.weights import Checkpoint
 
 #: Pixels of a picture, where the checkpoint says nothing.
 _IMAGE = (56 * 56, 28 * 28 * 1280)
@@ -45,11 +45,7 @@ class Encoder:
             **place,
         )
         self._mel = MelFrames(checkpoint.folder, silence=False)
-        settings = read_json(checkpoint.folder / "preprocessor_config.json")
-        self._preprocessing = Vision.of(settings)
-        own = bounds_of(settings, _IMAGE)
-        self._image = options.min_pixels or own[0], options.max_pixels or own[1]
-        self._video = options.video_min_pixels or _VIDEO[0], options.video_max_pixels or _VIDEO[1]
+        self._cutter = Cutter(checkpoint.folder, options, image=_IMAGE, video=_VIDEO)
 
     def encode(self, kind: str, media: Sequence[Medium]) -> list[Payload]:
         """See :class:`workers.families.media.Encoder`."""
@@ -63,31 +59,19 @@ class Encoder:
 
         So the rows of a clip would depend on its company.
         """
-        seconds = len(clip.data) / 16_000
-        if seconds > self._mel.longest_s:
-            raise refused(f"audio: {seconds:.0f} s long; the model takes {self._mel.longest_s:.0f} s a clip")
         frames = torch.from_numpy(self._mel(clip.data)).to(self._device, self._dtype)
         length = torch.tensor([frames.shape[1]], device=self._device)
         return {"embeds": self._audio(frames, feature_lens=length).last_hidden_state.cpu()}
 
     def _pictures(self, kind: str, media: Sequence[Medium]) -> list[Payload]:
-        cuts = [self._patches(kind, medium) for medium in media]
+        cuts = self._cutter.cut(kind, media)
         values, grids = joined(cuts, device=self._device, dtype=self._dtype)
         encoded = self._vision(values, grid_thw=grids)
-        rows = [len(cut.values) // self._preprocessing.merge_size**2 for cut in cuts]
+        rows = [self._cutter.rows(cut) for cut in cuts]
         deep = torch.stack(encoded.deepstack_features).split(rows, 1)
         return [
-            {"embeds": part.cpu(), "deepstack": layers.cpu(), "grid": list(cut.grid)}
-            | ({"seconds_per_grid": self._span_s(medium)} if kind == "video" else {})
+            {"embeds": part.cpu(), "deepstack": layers.cpu(), **self._cutter.facts(kind, medium, cut)}
             for part, layers, cut, medium in zip(
                 encoded.pooler_output.split(rows), deep, cuts, media, strict=True
             )
         ]
-
-    def _patches(self, kind: str, medium: Medium) -> Patches:
-        if kind == "image":
-            return patches(medium.data[None], self._preprocessing, self._image)
-        return patches(medium.data, self._preprocessing, self._video)
-
-    def _span_s(self, film: Medium) -> float:
-        return self._preprocessing.temporal_patch_size / film.fps
