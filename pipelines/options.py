@@ -157,13 +157,13 @@ class WhisperOptions(Options, frozen=True):
 class FunctionOptions(Options, frozen=True):
     """Engine ``function``: small functions without a model, for trying things out and for tests."""
 
-    op: Literal["pass", "say", "tone", "picture", "sum"] = "pass"
+    op: Literal["pass", "say", "tone", "picture", "film", "sum"] = "pass"
     delay_s: Seconds = 0.0  #: pause before each payload
     max_model_len: Annotated[int, Meta(ge=1)] | None = None  #: words of prompt and answer of `say`; None: any
     sample_rate: Hertz = 24_000  #: of `tone`
     frequency_hz: Annotated[float, Meta(gt=0, le=20_000)] = 440.0  #: of `tone`
     word_s: Annotated[float, Meta(gt=0, le=10)] = 0.2  #: length of `tone` for one word
-    size: Annotated[int, Meta(ge=1, le=1024)] = 64  #: edge of `picture`, pixels
+    size: Annotated[int, Meta(ge=1, le=1024)] = 64  #: edge of `picture` and `film`, pixels
 
 
 class EngineInfo(NamedTuple):

@@ -108,6 +108,45 @@ async def test_a_picture_has_one_colour_that_depends_on_the_text() -> None:
     assert not np.array_equal(*pictures)
 
 
+async def test_all_that_is_asked_of_a_picture_shows_in_it() -> None:
+    asked = {"prompt": "a"}
+    rows = [
+        job(asked),
+        job({**asked, "negative_prompt": ""}),
+        job(asked, seed=2),
+        job(asked, num_inference_steps=3),
+        job(asked, guidance_scale=0.0),
+    ]
+    colours = {tuple((await collect(engine("picture"), row))[0]["image"][0, 0]) for row in rows}
+    assert len(colours) == len(rows)
+    *partial, last = await collect(engine("picture"), job(asked, width=6, height=4, partial_images=2))
+    assert [payload["partial"] for payload in partial] == [0, 1]
+    assert all(payload["image"].shape == (4, 6, 3) for payload in (*partial, last))
+    assert "partial" not in last
+
+
+async def test_a_given_picture_is_tinted_where_the_mask_says() -> None:
+    given, mask = np.zeros((4, 6, 3), np.uint8), np.zeros((4, 6), np.uint8)
+    mask[:, 3:] = 255
+    (new,) = await collect(engine("picture"), job({"prompt": "a"}))
+    (payload,) = await collect(
+        engine("picture"), job({"prompt": "a", "images": [given], "mask": mask}, strength=1.0)
+    )
+    assert not payload["image"][:, :3].any()
+    assert (payload["image"][:, 3:] == new["image"][0, 0]).all()
+    with pytest.raises(ItemError, match="mask"):
+        await collect(engine("picture"), job({"prompt": "a", "images": [given], "mask": mask[:2]}))
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5])
+async def test_a_film_has_the_frames_that_are_asked_for(frames: int) -> None:
+    payloads = await collect(
+        engine("film"), job({"prompt": "a"}, num_frames=frames, fps=3.0, width=6, height=4)
+    )
+    assert {payload["fps"] for payload in payloads} == {3.0}
+    assert np.concatenate([payload["frames"] for payload in payloads]).shape == (frames, 4, 6, 3)
+
+
 async def test_a_sum_does_not_depend_on_the_order_of_edges() -> None:
     one, two = {"image": np.zeros((2, 2), np.uint8)}, {"audio": np.ones(3, np.float32), "sample_rate": 8000}
     sums = []

@@ -54,7 +54,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, method: str) -> list[No
 # --- functions
 
 
-@pytest.mark.parametrize("op", ["pass", "say", "tone", "picture", "sum"])
+@pytest.mark.parametrize("op", ["pass", "say", "tone", "picture", "film", "sum"])
 async def test_a_function_goes_on_at_each_place(op: str) -> None:
     engine = FunctionEngine(stage("function", options={"op": op}), device="cpu")
     inputs = [WORDS, {"text": "six"}]

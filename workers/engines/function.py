@@ -3,7 +3,8 @@
     pass      hands its inputs on unchanged
     say       the last user message's text, word by word; a word counts as a token
     tone      a sine tone, one chunk a word of the text it gets
-    picture   one colour, drawn from the text
+    picture   one colour, drawn from the text; or a given picture, tinted
+    film      the same, growing lighter
     sum       a checksum over everything it gets
 
 Each can be told, by a request's parameters, to go wrong: see :mod:`workers.engines.faults`.
@@ -12,7 +13,6 @@ Each can be told, by a request's parameters, to go wrong: see :mod:`workers.engi
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import zlib
 from collections.abc import AsyncIterator
@@ -26,7 +26,9 @@ from adapters.chunk import Payload
 from pipelines.graph import Stage
 from pipelines.options import FunctionOptions, options_of
 from workers.engine import OUT, ItemError, Job
+from workers.engines import function_pictures
 from workers.engines.faults import Faults
+from workers.engines.function_pictures import PictureParams
 from workers.params import checked
 
 _WORD = re.compile(r"\s*\S+(?:\s+$)?")
@@ -57,6 +59,7 @@ class FunctionEngine:
             "say": self._say,
             "tone": self._tone,
             "picture": self._picture,
+            "film": self._film,
             "sum": self._sum,
         }[self.options.op]
         self._bare = self.options.op == "pass" and not self.options.delay_s
@@ -134,10 +137,23 @@ class FunctionEngine:
                 number += 1
 
     async def _picture(self, job: Job) -> AsyncIterator[Payload]:
-        """One chunk {"image": uint8 [size, size, 3]}."""
-        text = "".join([text_of(payload) async for payload in self._pass(job)])
-        colour = np.frombuffer(hashlib.sha256(text.encode()).digest()[:3], np.uint8)
-        yield {"image": np.tile(colour, (self.options.size, self.options.size, 1))}
+        """One chunk {"image": uint8 [height, width, 3]}, after the partial ones that are asked for."""
+        params, asked, text = await self._asked(job)
+        for payload in function_pictures.pictures(asked, text, params, job.seed, self.options.size):
+            yield payload
+
+    async def _film(self, job: Job) -> AsyncIterator[Payload]:
+        """Two chunks {"frames": uint8 [frames, height, width, 3], "fps"}, and a checkpoint between them."""
+        params, asked, text = await self._asked(job)
+        first, *rest = function_pictures.film(asked, text, params, job.seed, self.options.size)
+        yield first
+        await job.checkpoint({"progress": 0.5})
+        for payload in rest:
+            yield payload
+
+    async def _asked(self, job: Job) -> tuple[PictureParams, list[Payload], str]:
+        asked = [payload async for payload in self._pass(job)]
+        return checked(job.params, PictureParams), asked, "".join(map(text_of, asked))
 
     async def _sum(self, job: Job) -> AsyncIterator[Payload]:
         """One chunk {"text": eight hexadecimal digits}; neither edges' nor fields' order matters to it."""
