@@ -11,7 +11,7 @@ import string
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.convert.tiny_tokens import BYTES, make_tokenizer
+from pipelines.convert.tiny_tokens import BYTES, chatml, make_tokenizer, qwen_preprocessor
 
 SPECIALS = (
     "<|endoftext|>",
@@ -43,23 +43,6 @@ NAMED = {
     "audio_bos_token": "<|audio_bos|>",
     "audio_eos_token": "<|audio_eos|>",
 }
-
-#: ChatML; a part of a message that is no text stands as one placeholder between its start and its end.
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message['role'] }}
-{% if message['content'] is string %}{{ message['content'] }}{% else %}\
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' %}<|vision_bos|><|IMAGE|><|vision_eos|>\
-{%- elif part['type'] == 'video' %}<|vision_bos|><|VIDEO|><|vision_eos|>\
-{%- elif part['type'] == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>\
-{%- else %}{{ part['text'] }}{% endif -%}
-{%- endfor -%}
-{%- endif %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif -%}
-"""
 
 SPEAKERS = ("Chelsie", "Ethan")
 
@@ -105,7 +88,7 @@ def make(target: Path, sizes: Sizes, seed: int = 1) -> None:
     model.generation_config.pad_token_id = IDS["<|endoftext|>"]
     target.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(target)
-    make_tokenizer(SPECIALS, CHAT_TEMPLATE, NAMED).save_pretrained(target)
+    make_tokenizer(SPECIALS, chatml(NAMED), NAMED).save_pretrained(target)
     (target / "preprocessor_config.json").write_text(json.dumps(_preprocessor(), indent=1), "utf-8")
     speakers = {
         name: {
@@ -257,26 +240,14 @@ def _token2wav(sizes: Sizes) -> dict[str, Any]:
 
 def _preprocessor() -> dict[str, Any]:
     """As in the real checkpoint, with fewer mel bins, shorter clips and smaller pictures."""
-    return {
-        "processor_class": "Qwen2_5OmniProcessor",
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 32,
-        "sampling_rate": 16_000,
-        "hop_length": 160,
-        "n_fft": 400,
-        "chunk_length": 60,
-        "n_samples": 960_000,
-        "nb_max_frames": 6_000,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "dither": 0.0,
-        "return_attention_mask": True,
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
-        "min_pixels": 56 * 56,
-        "max_pixels": 112 * 112,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-    }
+    return qwen_preprocessor(
+        60,
+        processor_class="Qwen2_5OmniProcessor",
+        feature_size=32,
+        dither=0.0,
+        image_mean=[0.48145466, 0.4578275, 0.40821073],
+        image_std=[0.26862954, 0.26130258, 0.27577711],
+        min_pixels=56 * 56,
+        max_pixels=112 * 112,
+        patch_size=14,
+    )

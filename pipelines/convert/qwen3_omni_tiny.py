@@ -11,7 +11,7 @@ import string
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.convert.tiny_tokens import BYTES, make_tokenizer
+from pipelines.convert.tiny_tokens import BYTES, chatml, make_tokenizer, qwen_preprocessor
 
 SPECIALS = (
     "<|endoftext|>",
@@ -43,23 +43,6 @@ NAMED = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-
-#: ChatML; a part of a message that is no text stands as one placeholder between its start and its end.
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-<|im_start|>{{ message['role'] }}
-{% if message['content'] is string %}{{ message['content'] }}{% else %}\
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
-{%- elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>\
-{%- elif part['type'] == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>\
-{%- else %}{{ part['text'] }}{% endif -%}
-{%- endfor -%}
-{%- endif %}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif -%}
-"""
 
 SPEAKERS = ("chelsie", "ethan", "aiden")
 
@@ -103,7 +86,7 @@ def make(target: Path, sizes: Sizes, seed: int = 1) -> None:
     model.generation_config.pad_token_id = IDS["<|endoftext|>"]
     target.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(target)
-    make_tokenizer(SPECIALS, CHAT_TEMPLATE, NAMED, ROLES).save_pretrained(target)
+    make_tokenizer(SPECIALS, chatml(NAMED), NAMED, ROLES).save_pretrained(target)
     (target / "preprocessor_config.json").write_text(json.dumps(_preprocessor(), indent=1), "utf-8")
 
 
@@ -258,25 +241,13 @@ def _rope(head_dim: int) -> dict[str, Any]:
 
 def _preprocessor() -> dict[str, Any]:
     """As in the real checkpoint, with smaller pictures."""
-    return {
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen3OmniMoeProcessor",
-        "feature_size": 128,
-        "sampling_rate": 16000,
-        "hop_length": 160,
-        "n_fft": 400,
-        "chunk_length": 300,
-        "n_samples": 4800000,
-        "nb_max_frames": 30000,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "return_attention_mask": True,
-        "patch_size": 16,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "min_pixels": 32 * 32,
-        "max_pixels": 128 * 128,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    }
+    return qwen_preprocessor(
+        300,
+        processor_class="Qwen3OmniMoeProcessor",
+        feature_size=128,
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.5, 0.5, 0.5],
+        min_pixels=32 * 32,
+        max_pixels=128 * 128,
+        patch_size=16,
+    )

@@ -39,6 +39,52 @@ def make_tokenizer(
     return made
 
 
+def chatml(named: Mapping[str, str]) -> str:
+    """A chat template: ChatML, in which a part that is no text is one placeholder between its start and end.
+
+    ``named`` has the special tokens by the names of Qwen's processors: "image_token", "vision_bos_token", ...
+    """
+    seen = (
+        f"{{%- if part['type'] == '{kind}' %}}{named[f'{sense}_bos_token']}{named[f'{kind}_token']}"
+        f"{named[f'{sense}_eos_token']}{{%- endif -%}}"
+        for kind, sense in (("image", "vision"), ("video", "vision"), ("audio", "audio"))
+    )
+    return (
+        "{%- for message in messages -%}<|im_start|>{{ message['role'] }}\n"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{%- for part in message['content'] -%}"
+        f"{''.join(seen)}"
+        "{%- if part['type'] == 'text' %}{{ part['text'] }}{% endif -%}"
+        "{%- endfor -%}{%- endif %}<|im_end|>\n{% endfor -%}"
+        "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}"
+    )
+
+
+def qwen_preprocessor(clip_s: int, **own: Any) -> dict[str, Any]:
+    """``preprocessor_config.json`` of a Qwen-Omni: what the families have in common, and their ``own``.
+
+    Args:
+        clip_s: The longest clip, seconds.
+        own: Mel bins ("feature_size"), patches and sizes of pictures.
+    """
+    return {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "sampling_rate": 16_000,
+        "hop_length": 160,
+        "n_fft": 400,
+        "chunk_length": clip_s,
+        "n_samples": clip_s * 16_000,
+        "nb_max_frames": clip_s * 100,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "return_attention_mask": True,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        **own,
+    }
+
+
 def letters() -> list[str]:
     """The letter that stands for each byte in GPT-2's byte-level vocabularies, byte by byte.
 
