@@ -151,6 +151,7 @@ class Client:
         name: str | None = None,
         stored: bool = False,
         call: bytes = b"",
+        keep_s: float | None = None,
     ) -> RequestStream:
         """Submits and waits until the broker has accepted.
 
@@ -168,6 +169,7 @@ class Client:
                 broker knows continues that request.
             stored: The request goes on without its caller, and is kept for a while after its end.
             call: The caller's own notes, given to whoever attaches.
+            keep_s: For how long a stored request is kept after its end; None: as long as all others.
 
         Raises:
             BrokerError: The broker refuses; its ``error`` says why.
@@ -182,7 +184,7 @@ class Client:
         raw = {stage: msgspec.Raw(_encode(values)) for stage, values in (params or {}).items()}
         message = Submit(
             tag, pipeline, outputs, chunks, raw, has or [], seed, priority, deadline_s, tenant,
-            name, {}, stored, call,
+            name, {}, stored, call, keep_s,
         )  # fmt: skip
         for chunk in itertools.chain.from_iterable(chunks.values()):
             self._session.lend(chunk.handles)
@@ -223,7 +225,7 @@ class Client:
         return known.limits if known is not None else Limits()
 
     async def inspect(self, what: str, name: str = "") -> dict[str, Any]:
-        """The broker's report "status", "ready", "metrics", or "request" of a name.
+        """The broker's report "status", "ready", "metrics", "request" of a name, or "stored" of a tenant.
 
         See :mod:`broker.core.report`.
         """

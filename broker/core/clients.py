@@ -103,6 +103,8 @@ class ClientDesk:
         core = self._core
         if m.what == "request":
             self._answer(client, m.tag, report.of_request(core, m.name))
+        elif m.what == "stored":
+            self._answer(client, m.tag, report.of_stored(core, m.name))
         else:
             self._answer(client, m.tag, report.make(core, m.what, core.board.now))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker.core.lifecycle import TaskState
-from broker.core.state import StageState, Worker
+from broker.core.state import Request, StageState, Task, Worker
 from broker.core.stats import BUCKETS, Histogram
 
 if TYPE_CHECKING:
@@ -25,8 +25,17 @@ def make(core: Core, what: str, now: float) -> dict[str, Any]:
 def of_request(core: Core, name: str) -> dict[str, Any]:
     """How a request stands."""
     request = core.board.names.get(name)
-    if request is None:
-        return {"error_status": 404}
+    return {"error_status": 404} if request is None else _request(core, request)
+
+
+def of_stored(core: Core, tenant: str) -> dict[str, Any]:
+    """How each of a tenant's stored requests stands."""
+    requests = core.board.names.values()
+    stored = [r for r in requests if r.submit.stored and r.submit.tenant == tenant]
+    return {"requests": [_request(core, request) for request in stored]}
+
+
+def _request(core: Core, request: Request) -> dict[str, Any]:
     error = request.ended.error if request.ended is not None else None
     running = any(task.state is TaskState.RUNNING for task in request.tasks.values())
     state = "running" if running or any(t.emitted for t in request.tasks.values()) else "queued"
@@ -34,17 +43,36 @@ def of_request(core: Core, name: str) -> dict[str, Any]:
     for output, _ in request.outputs:
         counts[output] += 1
     return {
-        "name": name,
+        "name": request.name,
         "state": request.ended.status if request.ended is not None else state,
         "pipeline": request.pipeline.name,
         "age_s": round(core.board.now - request.accepted, 3),
         "stages": [msgspec.to_builtins(task.timing) for task in request.tasks.values()],
+        "progress": {task.stage.name: _progress(task) for task in request.tasks.values()},
         "outputs": counts,
         "stored": request.submit.stored,
         "attached": request.client is not None,
         "error": msgspec.structs.asdict(error) if error is not None else None,
         "call": request.submit.call,
     }
+
+
+class _Checkpoint(msgspec.Struct):
+    """What there is to see of an engine's own state."""
+
+    progress: float = 0.0
+
+
+def _progress(task: Task) -> float:
+    """How much of a task is done, 0 to 1: as its last checkpoint says, if its engine says so there."""
+    if task.state is TaskState.DONE:
+        return 1.0
+    if task.checkpoint is None:
+        return 0.0
+    try:
+        return min(max(msgspec.msgpack.decode(task.checkpoint.body, type=_Checkpoint).progress, 0.0), 1.0)
+    except msgspec.DecodeError:
+        return 0.0
 
 
 def _ready(core: Core, now: float) -> dict[str, Any]:

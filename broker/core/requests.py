@@ -36,7 +36,7 @@ from broker.protocol import (
 class Settings(msgspec.Struct, frozen=True):
     """What the broker may keep, and for how long. Times in seconds."""
 
-    keep_s: float = 300.0  #: a stored request, after its end
+    keep_s: float = 300.0  #: a stored request that does not say, after its end
     detached_s: float = 60.0  #: one whose client has died
     letters: int = 100  #: dead letters; the oldest go
     kept: int = 1000  #: ended requests; the oldest go
@@ -326,7 +326,9 @@ class Requests:
                 self.end(request, "failed", error, False)
         for request in list(self._left.values()):
             stored = request.submit.stored
-            kept_for = settings.keep_s if stored else settings.detached_s
+            keep_s = request.submit.keep_s
+            kept_for = settings.keep_s if keep_s is None else keep_s
+            kept_for = kept_for if stored else settings.detached_s
             if request.client is not None or (request.ended is None and stored):
                 continue  # a slow reader may take its time
             if now - request.left > kept_for:

@@ -43,6 +43,7 @@ class Submit(Message):
     received: dict[str, int] = msgspec.field(default_factory=dict)  #: output -> chunks that the client has
     stored: bool = False  #: it goes on without a client, and is kept for a while after its end
     call: bytes = b""  #: the client's own notes, given to whoever attaches
+    keep_s: float | None = None  #: how long a stored one is kept after its end; None: as all others are
 
 
 class Attach(Message):
@@ -87,7 +88,8 @@ class Letters(Message):
 
 
 class Inspect(Message):
-    """Asks for a Report. ``what``: "status", "metrics", "ready", or "request" of a name."""
+    """Asks for a Report. ``what``: "status", "metrics", "ready", "request" of a name, or the "stored"
+    requests of a tenant (in the place of the name)."""
 
     tag: int
     what: str

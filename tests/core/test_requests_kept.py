@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from broker.core.machine import Settings
@@ -16,11 +18,13 @@ from broker.protocol import (
     Busy,
     Bye,
     Cancel,
+    Checkpoint,
     Connect,
     Connected,
     Ended,
     Error,
     Forget,
+    Inspect,
     Letters,
     Output,
     Refused,
@@ -154,6 +158,53 @@ def test_a_caller_that_leaves_cancels_but_not_what_is_stored() -> None:
     d.say(other, Attach(1, "stored00"))
     assert [m.chunk.seq for m in d.take(other, Output)] == [0]
     assert d.take(other, Ended)
+
+
+def test_what_is_stored_is_kept_as_long_as_it_says() -> None:
+    d = Driver(line("a"), settings=Settings(requests=RequestSettings(keep_s=10)))
+    client, worker = gateway(d), d.worker("a", "a", capacity=2)
+    d.submit(client, 1, name="usual000", stored=True)
+    d.submit(client, 2, name="longer00", stored=True, keep_s=20.0)
+    for task in d.assigned(worker):
+        d.emit(worker, task, chunk(0, last=True))
+        d.finish(worker, task)
+    for tag in (1, 2):
+        d.say(client, Abort(tag, leave=True))
+    kept = {}
+    for seconds in (9, 2, 8, 2):
+        d.tick(seconds)
+        kept[d.now] = [report["name"] for report in stored(d, "")]
+    assert list(kept.values()) == [["usual000", "longer00"], ["longer00"], ["longer00"], []]
+
+
+def test_the_stored_requests_of_a_tenant_are_listed_with_their_progress() -> None:
+    d = Driver(line("a", "b"))
+    client, worker = gateway(d), d.worker("a", "a")
+    d.submit(client, 1, name="mine0000", stored=True, tenant="me")
+    d.submit(client, 2, name="passing0", tenant="me")
+    d.submit(client, 3, name="another0", stored=True, tenant="you")
+    (task,) = d.assigned(worker)
+
+    def progress() -> dict[str, float]:
+        (report,) = stored(d, "me")
+        assert report["name"] == "mine0000"
+        found: dict[str, float] = report["progress"]
+        return found
+
+    assert progress() == {"a": 0.0, "b": 0.0}
+    for body, shown in (({"step": 1}, 0.0), ({"progress": 0.25}, 0.25), ({"progress": 7}, 1.0), ([1], 0.0)):
+        d.say(worker, Checkpoint(task.request, task.stage, 1, chunk(0, body=body)))
+        assert progress() == {"a": shown, "b": 0.0}
+    d.emit(worker, task, chunk(0, last=True))
+    d.finish(worker, task)
+    assert progress() == {"a": 1.0, "b": 0.0}
+
+
+def stored(d: Driver, tenant: str) -> list[dict[str, Any]]:
+    client = d.client("looks")
+    d.say(client, Inspect(1, "stored", tenant))
+    body: dict[str, list[dict[str, Any]]] = msgspec.msgpack.decode(d.take(client, Report)[-1].body)
+    return body["requests"]
 
 
 def test_a_program_that_leaves_cancels_its_requests() -> None:
