@@ -8,32 +8,15 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
+from tests.families.heard import Heard, Houses, start
 from tests.families.requests import REQUESTS
 from tests.house import House
 
-Houses = Callable[..., House]
-START_S = 900.0  # four engines load torch and transformers at once, on a busy machine
 #: Long enough not to be over when it is time to kill.
 LIMITS = {"thinker": {"max_tokens": 80, "min_tokens": 80}, "talker": {"max_tokens": 400, "min_tokens": 400}}
-SETTINGS = (
-    "thinker.kv_cache_gib=0.05",
-    "talker.kv_cache_gib=0.05",
-    "encoder.video_max_pixels=9216",
-    "encoder.video_min_pixels=1024",
-)
-
-
-class Heard(NamedTuple):
-    text: str
-    tokens: list[int]
-    wave: np.ndarray[Any, Any]
-    attempts: dict[str, int]
 
 
 async def ask(home: House, kind: str, *, kill: bool = False) -> Heard:
@@ -59,12 +42,7 @@ async def ask(home: House, kind: str, *, kill: bool = False) -> Heard:
             seen[output].append(payload)
             for pid in doomed.pop(output, ()):
                 os.kill(pid, signal.SIGKILL)
-    return Heard(
-        "".join(payload["text"] for payload in seen["text"]),
-        [token for payload in seen["text"] for token in payload["token_ids"]],
-        np.concatenate([np.array(payload["audio"]) for payload in seen["audio"]]),
-        {timing.stage: timing.attempts for timing in stream.timings},
-    )
+    return Heard.of(seen, stream.timings)
 
 
 def chat(home: House, **more: Any) -> dict[str, Any]:
@@ -90,9 +68,7 @@ async def test_a_pipeline_of_processes_answers_and_killed_engines_change_nothing
     house: Houses, checkpoint: Path
 ) -> None:
     home = house()
-    stages = [option for setting in SETTINGS for option in ("--stage", setting)]
-    home.start("--pipeline", "qwen2_5_omni", "--model", str(checkpoint), *stages, ready=False)
-    await asyncio.to_thread(home.until, home.is_ready, START_S)
+    await start(home, "qwen2_5_omni", checkpoint)
 
     spoken = await asyncio.to_thread(
         chat, home, modalities=["text", "audio"], audio={"voice": "Ethan", "format": "pcm16"}
@@ -109,5 +85,4 @@ async def test_a_pipeline_of_processes_answers_and_killed_engines_change_nothing
     assert set(whole.attempts.values()) == {1}
     again = await ask(home, "mixed", kill=True)
     assert (again.attempts["thinker"], again.attempts["talker"]) == (2, 2)
-    assert (again.text, again.tokens) == (whole.text, whole.tokens)
-    np.testing.assert_allclose(again.wave, whole.wave, rtol=0, atol=1e-4)
+    again.assert_same(whole)
