@@ -28,9 +28,9 @@ SPECIALS = (
 #: With these words as tokens that is the same text as with the real tokenizer, and nothing else.
 _TOLD = (
     "Describe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships "
-    "of the objects and background: Describe the key features of the input image (color, shape), then explain "
-    "how the user's text instruction should alter or modify the image. Generate a new image that meets the "
-    "user's requirements while maintaining consistency with the original input where appropriate."
+    "of the objects and background: Describe the key features of the input image (color, shape), then "
+    "explain how the user's text instruction should alter or modify the image. Generate a new image that "
+    "meets the user's requirements while maintaining consistency with the original input where appropriate."
 )
 
 
