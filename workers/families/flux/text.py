@@ -17,7 +17,7 @@ from workers.families.parts import Parts
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of its own."""
 
-    #: T5's tokens, of which the transformer reads every one, be it filling. 256 is what "schnell" was made for
+    #: T5's tokens; the transformer reads all of them, filling too. 256 is what "schnell" was made for
     max_sequence_length: Annotated[int, Meta(ge=1, le=512)] = 512
 
 
@@ -48,10 +48,8 @@ class Text(TextEncoder):
         words = self._t5(_ids(self._t5_tokenizer, texts, self._length).to(self._t5.device))[0]
         clip = _ids(self._clip_tokenizer, texts, self._clip_tokenizer.model_max_length)
         pooled = self._clip(clip.to(self._clip.device)).pooler_output
-        return [
-            {"embeds": embeds, "pooled": whole}
-            for embeds, whole in zip(words.cpu(), pooled.cpu(), strict=True)
-        ]
+        both = zip(words.cpu(), pooled.cpu(), strict=True)
+        return [{"embeds": embeds, "pooled": whole} for embeds, whole in both]
 
 
 def _ids(tokenizer: Any, texts: list[str], length: int) -> Any:

@@ -13,7 +13,7 @@ SIZE, STEPS, GUIDANCE, TRUE_CFG = 1024, 28, 3.5, 1.0
 
 
 class FluxWishes(Wishes, frozen=True, kw_only=True):
-    """A request's parameters. ``guidance_scale`` is what the transformer is told; "schnell" isn't told any."""
+    """A request's parameters. ``guidance_scale`` is what the transformer is told ("schnell" isn't)."""
 
     #: Of guidance by a negative prompt, which doubles the work; None, or 1 and less: none
     true_cfg_scale: Annotated[float, Meta(ge=0, le=100)] | None = None
