@@ -11,7 +11,7 @@ from workers.engines.diffusion.schedule import scheduler_for
 
 
 def pack(latents: torch.Tensor) -> torch.Tensor:
-    """[n, channels, height, width] -> [n, height / 2 x width / 2, channels x 4]: 2 x 2 patches, row by row."""
+    """[n, channels, height, width] -> [n, height / 2 x width / 2, channels x 4]: patches, row by row."""
     number, channels, height, width = latents.shape
     patches = latents.reshape(number, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
     return patches.reshape(number, height // 2 * (width // 2), channels * 4)

@@ -64,9 +64,10 @@ class Parts:
         """A part without weights: a tokenizer, scheduler or processor. Raises as :meth:`module` does."""
         return (kind or self._class(name)).from_pretrained(self._source, subfolder=name)
 
-    def config(self, name: str) -> dict[str, Any]:
-        """A part's ``config.json`` (a scheduler's ``scheduler_config.json``), without loading the part."""
-        file = "scheduler_config.json" if name == "scheduler" else "config.json"
+    def config(self, name: str, file: str | None = None) -> dict[str, Any]:
+        """A part's ``config.json`` (a scheduler's ``scheduler_config.json``, or the file that is named),
+        without loading the part."""
+        file = file or ("scheduler_config.json" if name == "scheduler" else "config.json")
         config: dict[str, Any] = json.loads(self._file(f"{name}/{file}").read_text("utf-8"))
         return config
 

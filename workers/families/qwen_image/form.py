@@ -1,0 +1,120 @@
+"""Which of Qwen-Image's checkpoints it is, and what may be asked of it.
+
+There are three: one that draws, and two that edit. The first editor takes one picture, and reads it in the
+size in which it draws; the later one ("Plus", 2509) takes several, and reads them smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
+
+from adapters.chunk import Payload
+from workers.engine import ItemError
+from workers.engines.diffusion.family import Wishes, size_of
+from workers.families.parts import Parts
+
+#: What diffusers' pipelines take where they are told nothing.
+SIZE, STEPS, GUIDANCE = 1024, 50, 4.0
+#: Pixels of a given picture: as the VAE sees it, and as the later editor's text encoder does.
+AREA, READ_AREA = 1024 * 1024, 384 * 384
+_MOST = 3  #: pictures that the later editor was made for
+_STEEPEST = 100  #: one side of a given picture may be so many times the other
+
+
+class QwenImageWishes(Wishes, frozen=True, kw_only=True):
+    """A request's parameters. ``guidance_scale`` is that of guidance by a negative prompt."""
+
+    true_cfg_scale: Annotated[float, Meta(ge=0, le=100)] | None = None  #: diffusers' name for the same
+
+    @property
+    def cfg(self) -> float:
+        """The scale of guidance by a negative prompt."""
+        for scale in (self.true_cfg_scale, self.guidance_scale):
+            if scale is not None:
+                return scale
+        return GUIDANCE
+
+
+class Size(NamedTuple):
+    """A picture's, in pixels or in latents."""
+
+    height: int
+    width: int
+
+
+class Form:
+    """What ``model_index.json`` and the parts' configurations say.
+
+    Raises ValueError for a checkpoint of a pipeline that isn't known here.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        name = parts.index.get("_class_name")
+        kinds = {"QwenImagePipeline": 0, "QwenImageEditPipeline": 1, "QwenImageEditPlusPipeline": _MOST}
+        if name not in kinds:
+            raise ValueError(f"the checkpoint is one of {name}; known are {', '.join(kinds)}")
+        self.most = kinds[name]  #: pictures that it takes; 0: none
+        #: Pixels of a latent's edge.
+        self.shrinks = 2 ** len(parts.config("vae")["temperal_downsample"])
+
+    @property
+    def edits(self) -> bool:
+        """Whether it takes pictures; then it needs one."""
+        return self.most > 0
+
+    @property
+    def read_area(self) -> int:
+        """Pixels of a given picture, as the text encoder sees it."""
+        return AREA if self.most == 1 else READ_AREA
+
+    def pictures(self, payload: Payload) -> list[Any]:
+        """A request's, uint8 [height, width, 3] each. Raises ItemError (400)."""
+        images: list[Any] = list(payload.get("images", ()))
+        if "mask" in payload:
+            raise _refused("mask: this model takes none; say in words what shall change", "mask")
+        if images and not self.edits:
+            raise _refused("image: this model draws from words alone", "image")
+        if self.edits and not images:
+            raise _refused("image: this model edits pictures, send one", "image")
+        if len(images) > self.most:
+            raise _refused(f"image: this model takes at most {self.most}, got {len(images)}", "image")
+        for image in images:
+            height, width = image.shape[:2]
+            if max(height, width) > _STEEPEST * min(height, width):
+                raise _refused(
+                    f"image: {width} x {height} pixels, one side is over {_STEEPEST} times the other", "image"
+                )
+        return images
+
+    def size(self, wishes: Wishes, given: Sequence[Size]) -> Size:
+        """Of the latents that are asked for; where a request doesn't say, those of the last given picture.
+
+        Raises ItemError (400).
+        """
+        height, width = size_of(wishes, default=SIZE, multiple=self.shrinks * 2)
+        tall, wide = given[-1] if given else (height // self.shrinks, width // self.shrinks)
+        return Size(
+            height // self.shrinks if wishes.height else tall, width // self.shrinks if wishes.width else wide
+        )
+
+
+def fitted(image: Any, area: int) -> Any:
+    """A picture uint8 [height, width, 3] in about this many pixels, as a PIL image.
+
+    Both edges are multiples of 32; the shape stays as near as that allows. Resized as diffusers does it.
+    """
+    import numpy as np
+    from PIL import Image
+
+    height, width = image.shape[:2]
+    wide = math.sqrt(area * (width / height))
+    columns, rows = (max(round(edge / 32), 1) * 32 for edge in (wide, wide / (width / height)))
+    return Image.fromarray(np.asarray(image)).resize((columns, rows), Image.Resampling.LANCZOS)
+
+
+def _refused(message: str, param: str) -> ItemError:
+    return ItemError(message, status=400, param=param)
