@@ -79,6 +79,30 @@ MODELS: dict[str, Model] = {
             licence="Apache-2.0",
             converter="qwen3_omni_tiny",
         ),
+        Model(
+            name="flux-tiny-random",
+            what="FLUX.1 with random weights, for trials and tests",
+            version="1",
+            megabytes=2,
+            licence="Apache-2.0",
+            converter="flux_tiny",
+        ),
+        Model(
+            name="qwen_image-tiny-random",
+            what="Qwen-Image with random weights, for trials and tests",
+            version="1",
+            megabytes=2,
+            licence="Apache-2.0",
+            converter="qwen_image_tiny",
+        ),
+        Model(
+            name="qwen_image_edit-tiny-random",
+            what="Qwen-Image-Edit with random weights, for trials and tests",
+            version="1",
+            megabytes=2,
+            licence="Apache-2.0",
+            converter="qwen_image_edit_tiny",
+        ),
     )
 }
 

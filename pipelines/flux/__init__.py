@@ -1,0 +1,1 @@
+"""FLUX.1: pictures of text, in three stages."""

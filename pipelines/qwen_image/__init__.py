@@ -1,0 +1,1 @@
+"""Qwen-Image: pictures of text, and of text and other pictures."""
