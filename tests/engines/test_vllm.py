@@ -15,8 +15,9 @@ import pytest_asyncio
 from adapters.chunk import Payload
 from tests.engines.helpers import collect, stage, started, stream, until
 from workers.engine import ItemError, Job
+from workers.engines.engine_thread import EXIT_ENGINE_DEAD
 from workers.engines.vllm import VllmEngine
-from workers.engines.vllm_thread import EXIT_ENGINE_DEAD, Delta
+from workers.engines.vllm_thread import Delta
 
 pytestmark = [pytest.mark.models, pytest.mark.asyncio(loop_scope="module")]
 
@@ -269,5 +270,5 @@ async def test_a_failed_engine_ends_the_process_and_says_so() -> None:
     command = [sys.executable, "-c", textwrap.dedent(code)]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=30)
     assert done.returncode == EXIT_ENGINE_DEAD
-    assert "vLLM failed" in done.stderr
+    assert "the engine vllm failed" in done.stderr
     assert "no room" in done.stderr

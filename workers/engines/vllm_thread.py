@@ -10,19 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
-import os
-import queue
-import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, NamedTuple
 
 from workers.engine import ItemError
-
-#: The process's exit code when vLLM has failed. Its guardian starts a new one.
-EXIT_ENGINE_DEAD = 70
-
-log = logging.getLogger("engine")
+from workers.engines.engine_thread import EngineThread
 
 
 def refusals() -> tuple[type[Exception], ...]:
@@ -41,35 +33,18 @@ class Delta(NamedTuple):
     hidden: Any = None
 
 
-class VllmThread:
-    """Owns an ``LLMEngine``: builds it, steps it while there is work, sleeps otherwise.
-
-    vLLM keeps per-thread state (CUDA's current device, memory policy, OpenMP pool), so everything that
-    touches the engine happens on this thread.
-    """
+class VllmThread(EngineThread):
+    """Owns an ``LLMEngine``: builds it, steps it while there is work, sleeps otherwise."""
 
     engine: Any  #: after :meth:`start`; reading its configuration is safe from anywhere
 
     def __init__(self, build: Callable[[], Any], hidden_layers: Sequence[int] = ()) -> None:
+        super().__init__("vllm")
         self._build = build
         self._hidden_layers = hidden_layers
         self._take_rows: Callable[[], dict[str, Any]] = dict
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sinks: dict[str, asyncio.Queue[Delta | Exception]] = {}
         self._names = map(str, itertools.count())
-        self._thread = threading.Thread(target=self._work, name="vllm", daemon=True)
-
-    async def start(self) -> None:
-        """Builds the engine. Raises what building it raises."""
-        self._loop = asyncio.get_running_loop()
-        self._started: asyncio.Future[None] = self._loop.create_future()
-        self._thread.start()
-        await self._started
-
-    async def stop(self) -> None:
-        """Ends the thread after the step in hand, and lets the model go."""
-        self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
 
     @property
     def unfinished(self) -> int:
@@ -93,7 +68,7 @@ class VllmThread:
         if self._hidden_layers:
             params.extra_args = {"kv_transfer_params": {"rows_for": name, "rows_from": rows_from}}
         sink = self._sinks[name] = asyncio.Queue()
-        self._commands.put(lambda: self._add(name, inputs, params))
+        self.command(lambda: self._add(name, inputs, params))
         finished = False
         try:
             while not finished:
@@ -105,48 +80,31 @@ class VllmThread:
         finally:
             del self._sinks[name]
             if not finished:
-                self._commands.put(lambda: self.engine.abort_request([name]))
+                self.command(lambda: self.engine.abort_request([name]))
 
     # --- on the thread
 
-    def _work(self) -> None:
-        try:
-            self.engine = self._build()
-            if self._hidden_layers:
-                from workers.engines.vllm_hidden import connect
+    def load(self) -> None:
+        """Builds the engine."""
+        self.engine = self._build()
+        if self._hidden_layers:
+            from workers.engines.vllm_hidden import connect
 
-                self._take_rows = connect(self.engine, self._hidden_layers).take
-        except BaseException as error:
-            self._call(self._report, error)
-            return
-        self._call(self._report, None)
-        try:
-            while self._obey():
-                if deltas := self._step():
-                    self._call(self._deliver, deltas)
-        except BaseException:
-            log.critical("vLLM failed, so this process ends", exc_info=True)
-            logging.shutdown()
-            os._exit(EXIT_ENGINE_DEAD)
+            self._take_rows = connect(self.engine, self._hidden_layers).take
+
+    def serve(self) -> None:
+        """Steps while vLLM has requests, then lets the model go."""
+        while self.obey(0.0 if self.engine.has_unfinished_requests() else None):
+            if self.engine.has_unfinished_requests() and (deltas := self._step()):
+                self.tell(self._deliver, deltas)
         self.engine.engine_core.shutdown()
         del self.engine
-
-    def _obey(self) -> bool:
-        """Follows all waiting commands, and waits for some if there is nothing else to do. False: stop."""
-        while True:
-            try:
-                command = self._commands.get(block=not self.engine.has_unfinished_requests())
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command()
 
     def _add(self, name: str, inputs: dict[str, Any], params: Any) -> None:
         try:
             self.engine.add_request(name, inputs, params)
         except refusals() as error:
-            self._call(self._deliver, [(name, ItemError(str(error), status=400))])
+            self.tell(self._deliver, [(name, ItemError(str(error), status=400))])
 
     def _step(self) -> list[tuple[str, Delta]]:
         outputs = self.engine.step()
@@ -157,21 +115,7 @@ class VllmThread:
             deltas.append((name, Delta(list(answer.token_ids), answer.finish_reason, rows.get(name))))
         return deltas
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed: the process ends, and nobody listens
-            log.debug("nobody listens to vLLM any more")
-
     # --- on the event loop
-
-    def _report(self, error: BaseException | None) -> None:
-        if self._started.done():
-            return
-        if error is None:
-            self._started.set_result(None)
-        else:
-            self._started.set_exception(error)
 
     def _deliver(self, deltas: list[tuple[str, Delta | Exception]]) -> None:
         for name, delta in deltas:

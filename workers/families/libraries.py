@@ -22,3 +22,11 @@ def load_libraries(stage: Stage, threads: int = 0) -> None:
     library("torch", "cpu").set_num_threads(threads or stage.resources.threads or cpu_threads())
     # Of configurations it says what their authors should know, on every start.
     library("transformers", "cpu").logging.set_verbosity_error()
+
+
+def load_diffusers(stage: Stage) -> None:
+    """The same, and diffusers. Raises as :func:`load_libraries` does."""
+    load_libraries(stage)
+    logging = library("diffusers", "pictures").utils.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -15,6 +15,7 @@ from workers.engines.ar.graphs import Graphs
 from workers.engines.ar.sampling import Sampler
 from workers.engines.ar.schedule import Piece
 from workers.engines.ar.sequence import Sequence
+from workers.engines.engine_thread import is_fatal
 
 log = logging.getLogger("engine")
 
@@ -218,11 +219,6 @@ class Runner:
         one.held = {}
         one.made += 1
         return Step(token, codes, hidden, finish)
-
-
-def is_fatal(error: BaseException) -> bool:
-    """After an error of the device, nothing that this process computes can be trusted."""
-    return isinstance(error, RuntimeError) and "CUDA error" in str(error)
 
 
 def pool_blocks(model: Model, kv_cache_gib: float, block_size: int) -> int:

@@ -108,6 +108,11 @@ class Canvas:
         return len(self.scheduler.timesteps)
 
     @property
+    def rows(self) -> list[Row]:
+        """One for each of its branches."""
+        return [Row(self, branch) for branch in self.conditions]
+
+    @property
     def timestep(self) -> torch.Tensor:
         """Of the step that comes next, as the scheduler has it, 0-d."""
         timestep: torch.Tensor = self.scheduler.timesteps[self.step]
@@ -174,7 +179,7 @@ class Denoiser(ABC):
         return canvas.latents - canvas.scheduler.sigmas[canvas.step].to(guided) * guided
 
     def advance(self, canvas: Canvas, guided: torch.Tensor) -> None:
-        """Takes a step: new latents."""
+        """Takes a step: new latents. The engine counts it."""
         canvas.latents = canvas.scheduler.step(guided, canvas.timestep, canvas.latents, return_dict=False)[0]
 
     def picture(self, canvas: Canvas, latents: torch.Tensor) -> Payload:

@@ -1,0 +1,83 @@
+"""Engine ``diffusion``: a denoiser with continuous batching at the level of the step.
+
+Each request stands at its own step, with its own schedule, seed and guidance; requests join and leave between
+two steps. What a request becomes depends on its inputs and its seed alone, up to the rounding of passes of
+different sizes. A new attempt goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from adapters.chunk import Payload
+from pipelines.graph import Stage
+from pipelines.options import DiffusionOptions, options_of
+from workers.engine import Job
+from workers.engines.diffusion.painting import Painting
+from workers.engines.diffusion.thread import DiffusionThread
+from workers.families.find import find_class
+from workers.families.libraries import load_diffusers
+from workers.params import checked
+
+if TYPE_CHECKING:
+    from workers.engines.diffusion.runner import Runner
+
+log = logging.getLogger("engine")
+
+
+class DiffusionEngine:
+    """Conditions in, latents out: perhaps some of pictures on the way ("partial": i), then the last ones."""
+
+    resumes = True
+
+    def __init__(self, stage: Stage, *, device: str) -> None:
+        self.options = options_of(stage, DiffusionOptions)
+        self.stage = stage
+        self.device = device
+        self.thread = DiffusionThread(self._build, stage.batch.max_num_seqs)
+
+    async def start(self) -> None:
+        """Loads the model. Raises MissingLibrary, ModelError, ValueError, or what the family raises."""
+        began = time.monotonic()
+        await self.thread.start()
+        log.info("diffusion is ready: model %s, %.1f s", self.stage.model, time.monotonic() - began)
+
+    async def stop(self) -> None:
+        """Ends the thread; the model goes with this object."""
+        await self.thread.stop()
+
+    async def run(self, job: Job) -> AsyncIterator[Payload]:
+        """Paints one job. Raises ItemError (400) for parameters that the family can't follow."""
+        wishes = checked(job.params, self.thread.runner.denoiser.wishes)
+        inputs = {producer: await job.gather(producer) for producer in job.inputs}
+        painting = Painting(job, inputs, wishes)
+        del inputs  # the painting lets go of them once it has begun
+        self.thread.add(painting)
+        try:
+            while True:
+                made = await painting.sink.get()
+                if isinstance(made, Exception):
+                    raise made
+                if made.payload is not None:
+                    yield made.payload
+                if made.last:
+                    return
+                if made.state is not None:
+                    await job.checkpoint(made.state)
+        finally:
+            self.thread.remove(painting)
+
+    # --- on the thread
+
+    def _build(self) -> Runner:
+        load_diffusers(self.stage)
+        from workers.engines.diffusion.passes import Passes
+        from workers.engines.diffusion.runner import Runner
+
+        options, batch = self.options, self.stage.batch
+        denoiser = find_class(options.family)(self.stage.model or "", options, self.device)
+        passes = Passes(denoiser, batch.max_batch_size, sequential=options.cfg == "sequential")
+        return Runner(denoiser, passes, options.checkpoint_steps)

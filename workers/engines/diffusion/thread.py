@@ -1,0 +1,85 @@
+"""The engine's thread: canvases come and go between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from workers.engines.diffusion.painting import Made, Painting
+from workers.engines.engine_thread import EngineThread
+
+if TYPE_CHECKING:
+    from workers.engines.diffusion.runner import Outcome, Runner
+
+
+class DiffusionThread(EngineThread):
+    """Steps while there are canvases, sleeps otherwise.
+
+    Args:
+        build: Loads the model, on the thread.
+        max_canvases: At once; others wait, oldest first.
+    """
+
+    runner: Runner  #: after :meth:`start`
+
+    def __init__(self, build: Callable[[], Runner], max_canvases: int) -> None:
+        super().__init__("diffusion")
+        self._build = build
+        self._max_canvases = max_canvases
+        self._running: list[Painting] = []
+        self._waiting: list[Painting] = []
+
+    def add(self, painting: Painting) -> None:
+        """A job to paint; its sink hears of it."""
+        self.command(lambda: self._waiting.append(painting))
+
+    def remove(self, painting: Painting) -> None:
+        """Nobody wants the rest of it; it is gone before the next step."""
+        self.command(lambda: self._drop(painting))
+
+    # --- on the thread
+
+    def load(self) -> None:
+        """Builds everything."""
+        self.runner = self._build()
+
+    def serve(self) -> None:
+        """Steps while there are canvases."""
+        import torch
+
+        with torch.inference_mode():
+            while self.obey(0.0 if self._running or self._waiting else None):
+                outcome = self._admit()
+                if self._running:
+                    outcome |= self.runner.step(self._running)
+                for painting, made in outcome.items():
+                    if isinstance(made, Exception) or made.last:
+                        self._drop(painting)
+                if outcome:
+                    self.tell(_deliver, outcome)
+
+    def _admit(self) -> Outcome:
+        """Begins those that have waited and now have a place. Says which can't begin, or are over."""
+        outcome: Outcome = {}
+        while self._waiting and len(self._running) < self._max_canvases:
+            painting = self._waiting.pop(0)
+            try:
+                painting.begin(self.runner.denoiser)
+            except Exception as error:
+                outcome[painting] = error
+            else:
+                if painting.over:
+                    outcome[painting] = Made(last=True)
+                else:
+                    self._running.append(painting)
+        return outcome
+
+    def _drop(self, painting: Painting) -> None:
+        for some in (self._running, self._waiting):
+            if painting in some:
+                some.remove(painting)
+
+
+def _deliver(outcome: Outcome) -> None:
+    for painting, made in outcome.items():
+        painting.sink.put_nowait(made)
