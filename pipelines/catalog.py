@@ -80,6 +80,14 @@ MODELS: dict[str, Model] = {
             converter="qwen3_omni_tiny",
         ),
         Model(
+            name="sd3-tiny-random",
+            what="Stable Diffusion 3.5 with random weights, for trials and tests",
+            version="1",
+            megabytes=2,
+            licence="Apache-2.0",
+            converter="sd3_tiny",
+        ),
+        Model(
             name="flux-tiny-random",
             what="FLUX.1 with random weights, for trials and tests",
             version="1",
@@ -102,6 +110,30 @@ MODELS: dict[str, Model] = {
             megabytes=2,
             licence="Apache-2.0",
             converter="qwen_image_edit_tiny",
+        ),
+        Model(
+            name="wan2_2-tiny-random",
+            what="Wan 2.2 (as TI2V-5B is) with random weights, for trials and tests",
+            version="1",
+            megabytes=2,
+            licence="Apache-2.0",
+            converter="wan2_2_tiny",
+        ),
+        Model(
+            name="wan2_2_t2v-tiny-random",
+            what="Wan 2.2 (as T2V-A14B is) with random weights, for trials and tests",
+            version="1",
+            megabytes=2,
+            licence="Apache-2.0",
+            converter="wan2_2_t2v_tiny",
+        ),
+        Model(
+            name="wan2_2_i2v-tiny-random",
+            what="Wan 2.2 (as I2V-A14B is) with random weights, for trials and tests",
+            version="1",
+            megabytes=2,
+            licence="Apache-2.0",
+            converter="wan2_2_i2v_tiny",
         ),
     )
 }

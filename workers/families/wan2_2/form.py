@@ -18,6 +18,8 @@ from workers.families.parts import Parts
 #: What diffusers' pipelines take where they are told nothing.
 HEIGHT, WIDTH, FRAMES, STEPS, GUIDANCE = 480, 832, 81, 50, 5.0
 
+PICTURE = "input_reference"  #: the callers' name for it
+
 
 class FilmWishes(Wishes, frozen=True, kw_only=True):
     """A request's parameters."""
@@ -81,10 +83,12 @@ class Form:
     def check_pictures(self, number: int) -> None:
         """Raises ItemError (400) for pictures that the model has no use for, or for the lack of one."""
         if number == 0 and self.appends:
-            raise ItemError("images: this model goes on from a picture, send one", status=400, param="images")
+            raise ItemError(
+                f"{PICTURE}: this model goes on from a picture, send one", status=400, param=PICTURE
+            )
         if number and not (self.appends or self.expands):
-            raise ItemError("images: this model makes films of text alone", status=400, param="images")
+            raise ItemError(f"{PICTURE}: this model makes films of text alone", status=400, param=PICTURE)
         if number > 1:
             raise ItemError(
-                f"images: a film begins with one picture, not {number}", status=400, param="images"
+                f"{PICTURE}: a film begins with one picture, not {number}", status=400, param=PICTURE
             )
