@@ -24,17 +24,24 @@ def unpack(patches: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return latents.reshape(number, size // 4, height, width)
 
 
-def shifted(template: Any, steps: int, patches: int, device: Any) -> Any:
-    """A scheduler of its own for ``steps`` steps over ``patches`` patches.
+def shift_of(config: Any, patches: int) -> float:
+    """``mu``: a schedule is shifted towards noise the more the larger a picture is.
 
-    Its noise levels go from 1 to 1 / steps, and are shifted the more the larger a picture is: ``mu`` is a
-    line through two points that the scheduler's configuration gives (Esser et al. 2024, section 5.3.2).
+    It lies on a line through two points that the scheduler's configuration gives (Esser et al. 2024, section
+    5.3.2).
     """
-    config = template.config
     few, many = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     low, high = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
     slope = (high - low) / (many - few)
-    mu = patches * slope + (low - slope * few)
-    if config.get("use_flow_sigmas"):  # the scheduler makes its own
+    return float(patches * slope + (low - slope * few))
+
+
+def shifted(template: Any, steps: int, patches: int, device: Any) -> Any:
+    """A scheduler of its own for ``steps`` steps over ``patches`` patches.
+
+    Its noise levels go from 1 to 1 / steps, and are shifted by :func:`shift_of`.
+    """
+    mu = shift_of(template.config, patches)
+    if template.config.get("use_flow_sigmas"):  # the scheduler makes its own
         return scheduler_for(template, device=device, num_inference_steps=steps, mu=mu)
     return scheduler_for(template, device=device, sigmas=np.linspace(1.0, 1 / steps, steps), mu=mu)
