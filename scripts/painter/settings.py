@@ -1,0 +1,86 @@
+"""All settings of the painter's training, in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[2]
+WEIGHTS = ROOT / "pipelines" / "painter" / "weights"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is made of. The same settings and the same library versions give the same weights."""
+
+    seed: int = 1
+    threads: int = 1
+    #: Matrix products in bfloat16: three times as fast where the CPU has AMX, slower where it has not
+    bfloat16: bool = True
+    save_s: float = 60.0  #: between two checkpoints
+
+    # The language model
+    language_model: str = "smollm2-135m-instruct"
+    layers: int = 4
+    max_tokens: int = 24
+    prompts: int = 16_000  #: different ones; each comes with many pictures
+
+    # The autoencoder
+    autoencoder_steps: int = 500
+    autoencoder_batch: int = 32
+    autoencoder_rate: float = 3e-3
+    kl_weight: float = 3e-4
+    widths: tuple[int, ...] = (16, 32, 64)  #: of its blocks; each but the last halves the edge
+    latent_channels: int = 4
+
+    # The denoiser
+    denoiser_steps: int = 3000
+    denoiser_batch: int = 64
+    denoiser_rate: float = 1e-3
+    warm_up: int = 100  #: steps of both trainings
+    heads: int = 6
+    head_width: int = 32
+    blocks: int = 6
+    without_prompt: float = 0.1  #: share of training pictures, for guidance
+    average: float = 0.998  #: of the exponential average of the weights, which is what is kept
+    clip: float = 1.0  #: norm of the gradients
+
+    @property
+    def vae(self) -> dict[str, Any]:
+        """Arguments of diffusers' AutoencoderKL."""
+        blocks = len(self.widths)
+        return {
+            "down_block_types": ["DownEncoderBlock2D"] * blocks,
+            "up_block_types": ["UpDecoderBlock2D"] * blocks,
+            "block_out_channels": list(self.widths),
+            "layers_per_block": 1,
+            "latent_channels": self.latent_channels,
+            "norm_num_groups": 8,
+            "sample_size": 64,
+            "use_quant_conv": False,
+            "use_post_quant_conv": False,
+            "mid_block_add_attention": False,
+        }
+
+    @property
+    def latent_edge(self) -> int:
+        """Rows and columns of latents."""
+        return 64 >> (len(self.widths) - 1)
+
+    def transformer(self, states: int) -> dict[str, Any]:
+        """Arguments of diffusers' SD3Transformer2DModel; ``states``: width of the language model."""
+        return {
+            "sample_size": self.latent_edge,
+            "patch_size": 2,
+            "in_channels": self.latent_channels,
+            "out_channels": self.latent_channels,
+            "num_layers": self.blocks,
+            "attention_head_dim": self.head_width,
+            "num_attention_heads": self.heads,
+            "caption_projection_dim": self.heads * self.head_width,
+            "joint_attention_dim": states,
+            "pooled_projection_dim": states,
+            "pos_embed_max_size": self.latent_edge // 2,
+            "qk_norm": "rms_norm",
+        }

@@ -1,0 +1,71 @@
+"""The painter's denoiser: a small transformer of SD3's kind, led by a language model's states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from adapters.chunk import Payload
+from pipelines.options import DiffusionOptions
+from workers.engine import ItemError
+from workers.engines.diffusion.family import (
+    Canvas,
+    Denoiser,
+    Row,
+    Wishes,
+    conditions_of,
+    latents_of,
+    stacked,
+    timesteps_of,
+)
+from workers.engines.diffusion.schedule import scheduler_for
+from workers.engines.diffusion.tensors import noise
+from workers.families.find import refuse
+from workers.families.painter.wishes import SIZE, STEPS, PainterWishes
+from workers.families.parts import Parts
+
+
+class Painter(Denoiser):
+    """Latents [1, channels, height, width]."""
+
+    wishes = PainterWishes
+
+    def __init__(self, model: str, options: DiffusionOptions, device: str) -> None:
+        super().__init__(model, options, device)
+        refuse(options, "family_options")
+        parts = Parts(model, device=device, dtype=options.dtype)
+        self._transformer = parts.module("transformer")
+        self._template = parts.plain("scheduler")
+
+    def begin(self, inputs: Mapping[str, list[Payload]], wishes: Wishes, seed: int) -> Canvas:
+        """Inputs: "thinker"."""
+        assert isinstance(wishes, PainterWishes)
+        for name, pixels in (("width", wishes.width), ("height", wishes.height)):
+            if pixels not in (None, SIZE):
+                raise ItemError(
+                    f"size: the {name} is {pixels}; the painter paints {SIZE} x {SIZE} pixels",
+                    status=400,
+                    param="size",
+                )
+        device, dtype = self._transformer.device, self._transformer.dtype
+        config = self._transformer.config
+        return Canvas(
+            noise((1, config.in_channels, config.sample_size, config.sample_size), seed, device, dtype),
+            scheduler_for(
+                self._template, device=device, num_inference_steps=wishes.num_inference_steps or STEPS
+            ),
+            conditions_of(inputs["thinker"], device, dtype),
+            wishes.guidance,
+        )
+
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        """[rows, channels, height, width]"""
+        said: torch.Tensor = self._transformer(
+            hidden_states=latents_of(rows),
+            timestep=timesteps_of(rows),
+            encoder_hidden_states=stacked(rows, "embeds"),
+            pooled_projections=stacked(rows, "pooled"),
+            return_dict=False,
+        )[0]
+        return said
