@@ -135,6 +135,14 @@ MODELS: dict[str, Model] = {
             licence="Apache-2.0",
             converter="wan2_2_i2v_tiny",
         ),
+        Model(
+            name="glm_image-tiny-random",
+            what="GLM-Image with random weights, for trials and tests",
+            version="1",
+            megabytes=2,
+            licence="Apache-2.0",
+            converter="glm_image_tiny",
+        ),
     )
 }
 

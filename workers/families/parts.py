@@ -71,6 +71,17 @@ class Parts:
         config: dict[str, Any] = json.loads(self._file(f"{name}/{file}").read_text("utf-8"))
         return config
 
+    def folder(self, name: str) -> Path:
+        """Where a part's files are, all of them, for loaders of another kind."""
+        source = Path(self._source)
+        if not source.is_dir():
+            from huggingface_hub import snapshot_download
+
+            source = Path(snapshot_download(self._source, allow_patterns=[f"{name}/*"]))
+        if not (source / name).is_dir():
+            raise ValueError(f"{self._source} holds no checkpoint in diffusers' layout: there is no {name}")
+        return source / name
+
     def _class(self, name: str) -> Any:
         if not self.has(name):
             raise ValueError(f"{self._source}: model_index.json names no {name}")

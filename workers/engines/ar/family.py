@@ -60,6 +60,9 @@ class Prompt:
     embeds: torch.Tensor | None = None  #: [n, hidden]
     positions: torch.Tensor | None = None  #: int or float32 [axes, n]; None: 0..n-1 on each axis
     next_position: float | None = None  #: of the first generated token, on all axes; None: n
+    #: int [axes, m]: where the m generated tokens stand, for answers whose length is known and that are no
+    #: line (the rows and columns of a picture). None: one after the other from ``next_position`` on
+    answer_positions: torch.Tensor | None = None
     #: More for :meth:`Model.forward`, row by row: name -> [n, ...]. For rows of other jobs and of generated
     #: tokens they are zero; a step without any of them gets none.
     extras: dict[str, torch.Tensor] = field(default_factory=dict)

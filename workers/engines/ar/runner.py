@@ -134,8 +134,11 @@ class Runner:
             else:
                 parts.append(prompt.positions[:, piece.start : stop].cpu())
         if piece.stop > edge:
-            start = max(piece.start, edge)
-            parts.append(torch.arange(first + start - edge, first + piece.stop - edge).expand(axes, -1))
+            start, stop = max(piece.start, edge) - edge, piece.stop - edge
+            if prompt.answer_positions is None:
+                parts.append(torch.arange(first + start, first + stop).expand(axes, -1))
+            else:
+                parts.append(prompt.answer_positions[:, start:stop])
         return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
 
     def _extras(self, pieces: list[Piece], total: int) -> dict[str, torch.Tensor]:

@@ -1,0 +1,1 @@
+"""GLM-Image: pictures of text, in four stages."""
