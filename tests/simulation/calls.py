@@ -46,6 +46,11 @@ class Call:
             assert self._may_be_forgotten(), "a request was begun anew, though nobody had ended it"
         self.number, self.sure, self.left = number, True, None
 
+    def leave(self, when: float) -> None:
+        """Its client goes. One that never heard that it is its changes nothing: it may have been too late."""
+        if self.left is None:
+            self.left = when
+
     def got(self, output: str, seq: int, value: int) -> None:
         """The user takes a chunk."""
         values = self.outputs[output]

@@ -131,7 +131,7 @@ class Life:
             call.forgotten = not leave
             call.stream = None
             call.given_up = not leave
-            call.left = self.world.now
+            call.leave(self.world.now)
 
     def _kill_engine(self) -> None:
         engine = self._someone(Engine)
@@ -156,7 +156,7 @@ class Life:
             return
         self.vacancies.append(process.kind)
         for stream in process.streams.values():
-            stream.call.left = self.world.now
+            stream.call.leave(self.world.now)
             if stream.call.stream is stream:
                 stream.call.stream = None
 
@@ -174,8 +174,7 @@ class Life:
         process.suspected = self.world.now
         if isinstance(process, Client):
             for stream in process.streams.values():
-                if stream.call.left is None:
-                    stream.call.left = self.world.now
+                stream.call.leave(self.world.now)
 
     def _leave(self) -> None:
         """A client says goodbye; nobody comes back for what is not stored."""
@@ -185,7 +184,7 @@ class Life:
         for tag, stream in list(client.streams.items()):
             client.close(tag, Abort(tag, leave=True))
             stream.call.forgotten = stream.call.forgotten or not stream.call.stored
-            stream.call.left = self.world.now
+            stream.call.leave(self.world.now)
             if stream.call.stream is stream:
                 stream.call.stream = None
                 stream.call.given_up = not stream.call.stored
