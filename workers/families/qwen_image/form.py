@@ -10,17 +10,19 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
 from msgspec import Meta
 
 from adapters.chunk import Payload
+from pipelines.options import DiffusionTextOptions, DiffusionVaeOptions
 from workers.engine import ItemError
 from workers.engines.diffusion.family import Wishes, size_of
+from workers.families.find import refuse
 from workers.families.parts import Parts
 
 #: What diffusers' pipelines take where they are told nothing.
 SIZE, STEPS, GUIDANCE = 1024, 50, 4.0
-#: Pixels of a given picture: as the VAE sees it, and as the later editor's text encoder does.
-AREA, READ_AREA = 1024 * 1024, 384 * 384
+_AREA, _READ_AREA = 1024 * 1024, 384 * 384  #: pixels of a given picture
 _MOST = 3  #: pictures that the later editor was made for
 _STEEPEST = 100  #: one side of a given picture may be so many times the other
 
@@ -37,6 +39,14 @@ class QwenImageWishes(Wishes, frozen=True, kw_only=True):
             if scale is not None:
                 return scale
         return GUIDANCE
+
+
+class EditOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of the stages that look at given pictures; there are none where a checkpoint only draws."""
+
+    #: Pixels that a given picture is scaled to. None: as diffusers does it, a megapixel, but for the later
+    #: editor's text encoder 384 x 384
+    area: Annotated[int, Meta(ge=32 * 32)] | None = None
 
 
 class Size(NamedTuple):
@@ -66,10 +76,13 @@ class Form:
         """Whether it takes pictures; then it needs one."""
         return self.most > 0
 
-    @property
-    def read_area(self) -> int:
-        """Pixels of a given picture, as the text encoder sees it."""
-        return AREA if self.most == 1 else READ_AREA
+    def area(self, options: DiffusionTextOptions | DiffusionVaeOptions) -> int:
+        """Pixels of a given picture, as this stage sees it. Raises ValueError for settings without effect."""
+        if not self.edits:
+            refuse(options, "family_options")
+        own = msgspec.convert(options.family_options, EditOptions).area
+        read = self.most > 1 and isinstance(options, DiffusionTextOptions)
+        return own or (_READ_AREA if read else _AREA)
 
     def pictures(self, payload: Payload) -> list[Any]:
         """A request's, uint8 [height, width, 3] each. Raises ItemError (400)."""

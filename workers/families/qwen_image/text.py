@@ -11,7 +11,6 @@ import torch
 from pipelines.options import DiffusionTextOptions
 from workers.engine import ItemError
 from workers.engines.diffusion.family import NEGATIVE, POSITIVE, Conditions, Prompt, Request, TextEncoder
-from workers.families.find import refuse
 from workers.families.parts import Parts
 from workers.families.pixels import Vision, bounds_of, joined, patches
 from workers.families.qwen_image.form import Form, QwenImageWishes, fitted
@@ -48,9 +47,9 @@ class Text(TextEncoder):
 
     def __init__(self, model: str, options: DiffusionTextOptions, device: str) -> None:
         super().__init__(model, options, device)
-        refuse(options, "family_options")
         parts = Parts(model, device=device, dtype=options.dtype)
         self._form = Form(parts)
+        self._area = self._form.area(options)
         self._model = parts.module("text_encoder").model  # without the head
         self._tokenizer = parts.plain("tokenizer")
         self._place = self._tokenizer.convert_tokens_to_ids(_PLACE)
@@ -97,7 +96,7 @@ class Text(TextEncoder):
 
     def _look(self, images: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of all pictures, [rows, hidden], and the patches of each along time, height and width."""
-        sized = [np.asarray(fitted(image, self._form.read_area)) for image in images]
+        sized = [np.asarray(fitted(image, self._area)) for image in images]
         cuts = [patches(pixels[None], self._vision, self._bounds) for pixels in sized]
         values, grids = joined(cuts, device=self._model.device, dtype=self._model.dtype)
         return self._model.visual(values, grid_thw=grids).pooler_output, grids

@@ -15,7 +15,7 @@ from workers.families.find import refuse
 from workers.families.packed import pack
 from workers.families.parts import Parts
 from workers.families.pictures import as_pictures
-from workers.families.qwen_image.form import AREA, Form, QwenImageWishes, fitted
+from workers.families.qwen_image.form import Form, QwenImageWishes, fitted
 
 
 class QwenImageVae(Vae):
@@ -25,9 +25,12 @@ class QwenImageVae(Vae):
 
     def __init__(self, model: str, options: DiffusionVaeOptions, device: str) -> None:
         super().__init__(model, options, device)
-        refuse(options, "family_options")
         parts = Parts(model, device=device, dtype=options.dtype)
         self._form = Form(parts)
+        if options.encodes:
+            self._area = self._form.area(options)
+        else:
+            refuse(options, "family_options")
         self._vae = parts.module("vae")
 
     def decode(self, items: Sequence[Payload]) -> list[Payload | Exception]:
@@ -51,7 +54,7 @@ class QwenImageVae(Vae):
 
     def _latents(self, image: object) -> torch.Tensor:
         """Of a picture uint8 [height, width, 3]: [1, channels, height, width]."""
-        levels = torch.from_numpy(np.array(fitted(image, AREA)))
+        levels = torch.from_numpy(np.array(fitted(image, self._area)))
         pixels = (levels.float() / 255 * 2 - 1).permute(2, 0, 1)[None, :, None]
         latents = self._vae.encode(pixels.to(self._vae.device, self._vae.dtype)).latent_dist.mode()
         mean, deviation = self._scale(latents)
