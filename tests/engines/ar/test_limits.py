@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from typing import Any
 
@@ -14,12 +15,14 @@ from tests.engines.ar.conftest import Serve
 from tests.engines.helpers import collect, until
 from workers.engine import ItemError
 from workers.engines.ar.blocks import Blocks
+from workers.engines.ar.cpu import Threads
 from workers.engines.ar.family import Prompt, Step
 from workers.engines.ar.schedule import Scheduler
 from workers.engines.ar.sequence import AHEAD, Choice, Sequence
 
 BLOCK = 2 * 3 * 2 * 8 * 8 * 4  # bytes of a block of 8 rows of the tiny models
 LONG = {"tokens": 200}
+CORES = len(os.sched_getaffinity(0))
 
 
 async def test_the_memory_is_sized_once_and_never_grows(serve: Serve) -> None:
@@ -208,3 +211,15 @@ def test_every_job_ends_whatever_comes_goes_and_waits(seed: int) -> None:
                     left.remove(one)
     assert left == []
     assert blocks.free == blocks.total
+
+
+@pytest.mark.parametrize(("fixed", "few", "many"), [(0, max(1, CORES // 2), CORES), (1, 1, 1), (3, 3, 3)])
+def test_prompts_get_all_cores_unless_the_setting_says_how_many(fixed: int, few: int, many: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        threads = Threads(fixed)
+        for rows, expected in ((1, few), (32, few), (2048, many), (8, few)):
+            threads.use(rows)
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)

@@ -25,7 +25,6 @@ from workers.engines.ar.family import Model, Work
 from workers.engines.ar.schedule import Scheduler
 from workers.engines.ar.sequence import Choice, Sequence
 from workers.engines.ar.thread import ArThread
-from workers.engines.vllm_setup import cpu_threads
 from workers.families.find import find_class
 from workers.optional import library
 from workers.params import checked
@@ -155,12 +154,10 @@ class ArEngine:
         folder = models.ensure(self.stage.model or "")
         if folder.is_dir():
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        threads = self.stage.resources.threads or cpu_threads()
         # Waiting threads that spin take the cores from the other stages of the pipeline.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         torch = library("torch", "cpu")
         library("transformers", "cpu")
-        torch.set_num_threads(threads)
         from workers.engines.ar.runner import Runner, capture_sizes, pool_blocks
 
         options, seqs = self.options, self.stage.batch.max_num_seqs
@@ -179,7 +176,8 @@ class ArEngine:
         self.context = min(options.max_model_len or self.model.max_positions, blocks.total * blocks.size)
         captured = self.device.startswith("cuda") and not options.enforce_eager
         sizes = capture_sizes(seqs) if captured else []
-        return Runner(self.model, blocks, sizes), Scheduler(blocks, seqs, options.max_num_batched_tokens)
+        runner = Runner(self.model, blocks, sizes, self.stage.resources.threads)
+        return runner, Scheduler(blocks, seqs, options.max_num_batched_tokens)
 
 
 _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}

@@ -9,7 +9,7 @@ import torch
 from workers.engine import ItemError
 from workers.engines.ar.attention import PagedStep, Pages
 from workers.engines.ar.blocks import Blocks
-from workers.engines.ar.cpu import by_columns
+from workers.engines.ar.cpu import Threads, by_columns
 from workers.engines.ar.family import Forward, Model, Step
 from workers.engines.ar.graphs import Graphs
 from workers.engines.ar.sampling import Sampler
@@ -30,12 +30,14 @@ class Runner:
         model: Loaded.
         blocks: How many blocks of memory there are, and their size.
         graphs: The batch sizes to capture as CUDA graphs; [] for none.
+        threads: Of a step on a CPU; 0: as suits it.
     """
 
-    def __init__(self, model: Model, blocks: Blocks, graphs: list[int]) -> None:
+    def __init__(self, model: Model, blocks: Blocks, graphs: list[int], threads: int = 0) -> None:
         self.model = model
         self.device = model.device
-        if self.device.type == "cpu":
+        self._threads = Threads(threads) if self.device.type == "cpu" else None
+        if self._threads is not None:
             by_columns(model)
         self.pages = Pages(model.layout, blocks.total, blocks.size, self.device)
         self._sampler = Sampler(model.suppressed_ids, model.stop_ids, self.device)
@@ -61,6 +63,8 @@ class Runner:
         return outcome
 
     def _step(self, pieces: list[Piece]) -> Outcome:
+        if self._threads is not None:
+            self._threads.use(sum(piece.stop - piece.start for piece in pieces))
         embeds, positions, extras = self._inputs(pieces)
         forward = self._forward(pieces, embeds, positions, extras)
         ends, at = [], 0
