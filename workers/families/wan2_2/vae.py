@@ -71,8 +71,9 @@ class FilmVae(Vae):
 
 def _payload(film: torch.Tensor, fps: float) -> Payload | Exception:
     """Of a film [3, frames, height, width] between -1 and 1."""
-    frames = as_pictures(film.transpose(0, 1))
-    for frame in frames:
+    frames = []
+    for frame in as_pictures(film.transpose(0, 1)):
         if isinstance(frame, Exception):
             return frame
-    return {"frames": np.stack([frame["image"] for frame in frames]), "fps": fps}
+        frames.append(frame["image"])
+    return {"frames": np.stack(frames), "fps": fps}

@@ -1,0 +1,96 @@
+"""What the stages make of a request is what diffusers makes of it alone, on the same weights and seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.chunk import Payload
+from tests.families.diffusion_rig import assert_same, at_once, reference, running
+from workers.engine import ItemError
+
+SMALL = ("thinker.kv_cache_gib=0.05", "thinker.block_size=16")
+GREEDY = {"temperature": 0.0}
+SQUARE = {"width": 64, "height": 64}
+#: Requests that share nothing but their time: words in one, two and no quotation marks, sizes, steps,
+#: guidance, seeds.
+REQUESTS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    ({"prompt": "a sign: 'hello', and \"no way\""}, {**SQUARE, "num_inference_steps": 4}, 1),
+    ({"prompt": "\u300cone\u300d"}, {**SQUARE, "num_inference_steps": 3, "guidance_scale": 3.0}, 2),
+    ({"prompt": "a dog"}, {"width": 96, "height": 64, "num_inference_steps": 1}, 3),
+    ({"prompt": "a dog"}, {**SQUARE, "num_inference_steps": 2, "guidance_scale": 1.0}, 4),
+]
+
+
+def codes_of(payloads: list[Payload]) -> list[int]:
+    """All that the language model wrote."""
+    return [code for payload in payloads for code in payload["codes"]]
+
+
+async def test_unequal_requests_in_one_batch_are_what_each_is_alone(checkpoint: Path, pipe: Any) -> None:
+    async with running("glm_image", checkpoint, *SMALL) as rig:
+        painted = await at_once(
+            *(rig.paint(request, seed=seed, **GREEDY, **params) for request, params, seed in REQUESTS)
+        )
+    assert len({tuple(codes_of(one.made["thinker"])) for one in painted}) == 4
+    for one, (request, params, seed) in zip(painted, REQUESTS, strict=True):
+        assert_same(one, reference(pipe, seed=seed, **request, **params))
+
+
+async def test_codes_are_drawn_by_the_seed_and_the_picture_is_theirs(checkpoint: Path, pipe: Any) -> None:
+    import torch
+
+    request, params = {"prompt": "a dog"}, {**SQUARE, "num_inference_steps": 2}
+    async with running("glm_image", checkpoint, *SMALL) as rig:
+        one, again, other = await at_once(*(rig.paint(request, seed=seed, **params) for seed in (1, 1, 2)))
+    codes = codes_of(one.made["thinker"])
+    assert codes == codes_of(again.made["thinker"]) != codes_of(other.made["thinker"])
+    large = torch.tensor(codes[-4:]).view(1, 2, 2)
+    prior = large.repeat_interleave(2, 1).repeat_interleave(2, 2).view(1, -1)
+    assert_same(one, reference(pipe, seed=1, prior_token_ids=prior, **request, **params))
+
+
+async def test_engines_that_die_on_the_way_change_nothing(checkpoint: Path) -> None:
+    request, params = {"prompt": "a 'dog'"}, {**SQUARE, "num_inference_steps": 4}
+    async with running("glm_image", checkpoint, *SMALL, "denoiser.checkpoint_steps=1") as rig:
+        whole = await rig.paint(request, seed=1, **params)
+        written = whole.made["thinker"]
+        rest = await rig.stage(
+            "thinker", whole.made, 1, params, attempt=2, emitted=2, resumed=[dict(one) for one in written[:2]]
+        )
+        assert len(written) > 3
+        assert codes_of(written[:2] + rest) == codes_of(written)
+        again = await rig.broken("denoiser", whole.made, 1, params, when=lambda _, states: len(states) == 2)
+        np.testing.assert_array_equal(again[-1]["latents"], whole.latents)
+
+
+def test_codes_stand_where_the_model_was_taught_that_they_stand(pipe: Any) -> None:
+    import torch
+
+    from workers.families.glm_image.thinker import places
+
+    model = pipe.vision_language_encoder.model
+    ids = torch.tensor([[5, 6, 7, model.config.image_start_token_id]])
+    grids = torch.tensor([[1, 2, 5], [1, 3, 2]])  # the large picture's, then the small one's
+    prompt, _ = model.get_rope_index(ids, image_grid_thw=grids)
+    assert prompt[:, 0].tolist() == [[0, 1, 2, 3]] * 3
+    taught = model._cached_decode_position_ids[0]  # and one more, of the mark at the end
+    assert places([(3, 2), (2, 5)], 4).tolist() == taught[:, :-1].tolist()
+
+
+async def test_what_it_can_not_draw_is_named(checkpoint: Path) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"prompt": "a dog", "negative_prompt": "cats"}, {}, "negative_prompt"),
+        ({"prompt": "a dog"}, {"width": 48}, "size"),
+        ({"prompt": "a dog"}, {"num_inference_steps": 0}, "num_inference_steps"),
+        ({"prompt": "a <|image|> of a dog"}, {}, "prompt"),
+        ({"prompt": "a dog"}, {"width": 2048, "height": 2048}, "size"),  # more than this model's positions
+    ]
+    async with running("glm_image", checkpoint, *SMALL) as rig:
+        for request, params, field in cases:
+            with pytest.raises(ItemError) as caught:
+                await rig.paint(request, seed=1, **{**SQUARE, "num_inference_steps": 1, **params})
+            assert (caught.value.status, caught.value.param) == (400, field)
