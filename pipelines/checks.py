@@ -20,7 +20,8 @@ ENDPOINTS = ("chat", "speech", "transcriptions", "images", "edits", "videos")
 MAKES = {"images": "image", "edits": "image", "videos": "video"}
 _BOTH = ("max_pixels", "max_edge", "multiple_of", "max_steps", "max_guidance")
 _PICTURES = (*_BOTH, "max_n", "max_partial_images")
-BOUNDS = {"images": _PICTURES, "edits": _PICTURES, "videos": (*_BOTH, "max_frames", "frame_step", "fps")}
+_FILMS = (*_BOTH, "max_frames", "frame_step", "fps", "keep_s")
+BOUNDS = {"images": _PICTURES, "edits": _PICTURES, "videos": _FILMS}
 #: The input modalities that a stage's ``when`` and a pipeline's ``inputs`` can name.
 MODALITIES = ("audio", "image", "video")
 
@@ -101,10 +102,19 @@ def _check_settings(stage: Stage, info: EngineInfo, key: str) -> None:
         )
     if not info.model and stage.model is not None:
         raise PipelineError(f"the engine {stage.engine} takes no model", key=f"{key}.model")
-    if stage.resources.tensor_parallel_size > 1 and stage.engine != "vllm":
+    ranks, most = stage.resources.tensor_parallel_size, _most_ranks(stage)
+    if most is not None and ranks > most:
+        devices = "one device" if most == 1 else f"{most} devices"
         raise PipelineError(
-            f"the engine {stage.engine} runs on one device", key=f"{key}.resources.tensor_parallel_size"
+            f"the engine {stage.engine} runs on {devices}", key=f"{key}.resources.tensor_parallel_size"
         )
+
+
+def _most_ranks(stage: Stage) -> int | None:
+    """Devices of one worker that its engine can use; None: any number."""
+    if stage.engine == "diffusion" and stage.options.get("cfg") == "parallel":
+        return 2
+    return None if stage.engine == "vllm" else 1
 
 
 def _check_devices(stage: Stage, key: str) -> None:

@@ -104,6 +104,7 @@ class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_frames: Positive = 241  #: of one video
     frame_step: Positive = 4  #: a video has a multiple of this and one frame more
     fps: Annotated[float, Meta(gt=0, le=120)] = 16.0  #: frames a second of a video whose caller names none
+    keep_s: Annotated[float, Meta(gt=0)] = 3600.0  #: how long a video is kept after its end
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -39,6 +39,8 @@ def _request(core: Core, request: Request) -> dict[str, Any]:
     error = request.ended.error if request.ended is not None else None
     running = any(task.state is TaskState.RUNNING for task in request.tasks.values())
     state = "running" if running or any(t.emitted for t in request.tasks.values()) else "queued"
+    live = [task.timing for task in request.tasks.values()]
+    timings = request.ended.timings if request.ended is not None else live  # tasks don't survive a restart
     counts: dict[str, int] = dict.fromkeys(request.submit.outputs, 0)
     for output, _ in request.outputs:
         counts[output] += 1
@@ -47,7 +49,7 @@ def _request(core: Core, request: Request) -> dict[str, Any]:
         "state": request.ended.status if request.ended is not None else state,
         "pipeline": request.pipeline.name,
         "age_s": round(core.board.now - request.accepted, 3),
-        "stages": [msgspec.to_builtins(task.timing) for task in request.tasks.values()],
+        "stages": [msgspec.to_builtins(timing) for timing in timings],
         "progress": {task.stage.name: _progress(task) for task in request.tasks.values()},
         "outputs": counts,
         "stored": request.submit.stored,

@@ -6,9 +6,11 @@ import base64
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from adapters.chunk import Payload
-from broker.gateway import audio, usage
+from broker.gateway import audio, prints, usage
+from broker.gateway.completion import ImagePart, Link
 from broker.gateway.errors import ApiError
 from broker.gateway.metrics import Watch
 from broker.gateway.models import TEXT
@@ -66,6 +68,7 @@ class Answer:
         self.prompt_tokens = 0
         self.prompt_parts: dict[str, int] | None = None  #: of `prompt_tokens`, where the stage counts them
         self.text_tokens = 0
+        self.image_tokens = 0
         self._watch = watch
 
     async def take(self, output: str, payload: Payload) -> tuple[str, bytes]:
@@ -94,6 +97,20 @@ class Answer:
         """The last bytes of the speech."""
         return b"" if self.speech is None else await self.speech.finish()
 
+    async def draw(self, payload: Payload) -> list[ImagePart]:
+        """The picture, as the content that shows it; nothing for one that is not finished yet."""
+        if payload.get("partial") is not None:
+            return []
+        self._watch.first_image()
+        picture = await prints.picture(payload, "png", 100)
+        self.image_tokens += usage.seen_tokens(picture.width, picture.height)
+        return [ImagePart(Link(f"data:image/png;base64,{picture.data}"))]
+
+    def check(self, plan: ChatPlan) -> None:
+        """At the end. Raises ApiError (500) where a picture was to come and none did."""
+        if plan.draws and not self.image_tokens:
+            raise ApiError("the pipeline gave no picture", status=500, code="bad_output")
+
     @property
     def audio_tokens(self) -> int:
         """Tokens of the speech so far."""
@@ -112,6 +129,7 @@ def usage_of(plan: ChatPlan, answers: list[Answer]) -> Usage:
         prompt_details(asked.prompt_tokens, asked.prompt_parts, plan.heard_tokens),
         sum(answer.text_tokens for answer in answers),
         sum(answer.audio_tokens for answer in answers),
+        sum(answer.image_tokens for answer in answers) if plan.draws else UNSET,
     )
 
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from broker.client import RequestStream
-from broker.gateway import chat_stream, chat_whole, speech_answer, transcript
+from broker.gateway import chat_stream, chat_whole, images_answer, speech_answer, transcript, video_answer
 from broker.gateway.context import Call, Context
 from broker.gateway.metrics import Watch
 from broker.gateway.places import Place
-from broker.gateway.plan import AnyPlan, ChatPlan, SpeechPlan
+from broker.gateway.plan import AnyPlan, ChatPlan, ImagesPlan, SpeechPlan, VideoPlan
 from broker.gateway.sse import Reader
 
 
@@ -64,6 +64,10 @@ async def stream_to(
         return await chat_stream.respond(reader, plan, streams, watch)
     if isinstance(plan, SpeechPlan):
         return await speech_answer.respond(reader, plan, streams[0], watch)
+    if isinstance(plan, ImagesPlan):
+        return await images_answer.respond(reader, plan, streams, watch)
+    if isinstance(plan, VideoPlan):
+        return await video_answer.respond(reader, streams[0])
     return await transcript.respond(reader, plan, streams[0], watch)
 
 
@@ -73,4 +77,8 @@ async def whole(plan: AnyPlan, streams: list[RequestStream], watch: Watch) -> we
         return await chat_whole.respond(plan, streams, watch)
     if isinstance(plan, SpeechPlan):
         return await speech_answer.whole(plan, streams[0], watch)
+    if isinstance(plan, ImagesPlan):
+        return await images_answer.whole(plan, streams, watch)
+    if isinstance(plan, VideoPlan):
+        return await video_answer.whole(streams[0])
     return await transcript.whole(plan, streams[0], watch)

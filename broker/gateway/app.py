@@ -8,9 +8,11 @@ from broker.gateway.chat import Chat
 from broker.gateway.context import Context
 from broker.gateway.guard import make_guard
 from broker.gateway.health import Health
+from broker.gateway.images import Images
 from broker.gateway.requests import Requests
 from broker.gateway.speech import SpeechEndpoint
 from broker.gateway.transcriptions import Transcriptions
+from broker.gateway.videos import Videos
 
 
 def make_app(context: Context) -> web.Application:
@@ -19,11 +21,19 @@ def make_app(context: Context) -> web.Application:
         client_max_size=int(context.settings.max_body_mb * 2**20), middlewares=[make_guard(context)]
     )
     health, requests = Health(context), Requests(context)
+    images, videos = Images(context), Videos(context, requests)
     app.add_routes(
         [
             web.post("/v1/chat/completions", Chat(context).handle),
             web.post("/v1/audio/speech", SpeechEndpoint(context).handle),
             web.post("/v1/audio/transcriptions", Transcriptions(context).handle),
+            web.post("/v1/images/generations", images.generate),
+            web.post("/v1/images/edits", images.edit),
+            web.post("/v1/videos", videos.create),
+            web.get("/v1/videos", videos.listing),
+            web.get("/v1/videos/{id}", videos.retrieve),
+            web.get("/v1/videos/{id}/content", videos.content),
+            web.delete("/v1/videos/{id}", videos.delete),
             web.get("/v1/requests/{id}", requests.status),
             web.delete("/v1/requests/{id}", requests.cancel),
             web.get("/v1/requests/{id}/stream", requests.stream),

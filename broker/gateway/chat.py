@@ -7,7 +7,7 @@ import time
 import msgspec
 from aiohttp import web
 
-from broker.gateway import messages, params, schemas, usage
+from broker.gateway import drawing, messages, params, schemas, usage
 from broker.gateway.answering import answer
 from broker.gateway.context import Call, Context, parse, read
 from broker.gateway.errors import ApiError
@@ -52,6 +52,7 @@ class Chat:
         voice = model.voice(wanted.voice, "audio.voice")
         if AUDIO in modalities:
             params.add_speech(model, stage_params, voice, None)
+        stage_params = drawing.for_chat(model, stage_params, body, draws=IMAGE in modalities)
         reading = body.mm_processor_kwargs or schemas.ProcessorOptions()
         payload = await messages.to_payload(
             body.messages,
@@ -60,6 +61,8 @@ class Chat:
             room=self._context.room,
             sound_in_videos=bool(reading.use_audio_in_video),
         )
+        if IMAGE in modalities:
+            payload |= drawing.asked(body.messages, body.negative_prompt)
         clips = payload.get("audio", [])
         transcribe = AUDIO in modalities and TEXT not in modalities and model.transcribes(endpoint)
         call = Call(
@@ -95,7 +98,7 @@ def _modalities(body: ChatRequest, model: Model, endpoint: Endpoint) -> list[str
     offered = model.modalities(endpoint)
     if not offered:
         raise ApiError(
-            f"{model.name} gives neither text nor audio to a chat", "model", code="unsupported_model"
+            f"{model.name} gives no text, audio or image to a chat", "model", code="unsupported_model"
         )
     wanted = body.modalities
     if wanted is None:

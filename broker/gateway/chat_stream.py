@@ -7,16 +7,17 @@ error object nothing follows, not even that, so a cut answer can't be taken for 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from aiohttp import web
 from msgspec import UNSET
 
 from broker.client import RequestStream
 from broker.gateway.answer import Answer, Base64Pieces, count_finished, new_answer, usage_of
-from broker.gateway.completion import AudioDelta, Chunk, ChunkChoice, Delta, encode
+from broker.gateway.completion import AudioDelta, Chunk, ChunkChoice, Delta, ImagePart, encode
 from broker.gateway.context import stage_metrics, together
 from broker.gateway.metrics import Watch
-from broker.gateway.models import AUDIO, TEXT
+from broker.gateway.models import AUDIO, IMAGE, TEXT
 from broker.gateway.plan import ChatPlan
 from broker.gateway.sse import DONE, Events, Reader
 
@@ -69,6 +70,11 @@ class _ChoiceWriter:
     async def run(self, stream: RequestStream) -> None:
         """Sends the choice's chunks, from its role to its finish_reason."""
         async for output, payload in stream:
+            if output == IMAGE:
+                picture = await self._answer.draw(payload)
+                del payload  # its memory goes back before we wait for the client
+                await self._send_picture(picture)
+                continue
             text, speech = await self._answer.take(output, payload)
             del payload  # its memory goes back before we wait for the client
             if text:
@@ -77,9 +83,10 @@ class _ChoiceWriter:
                 await self._send(AUDIO, AUDIO, Delta(audio=self._audio(AudioDelta(data=piece))))
         if self._answer.speech is not None:
             await self._end_speech()
+        self._answer.check(self._plan)
         await self._send(
             self._plan.outputs[0],
-            TEXT if self._plan.writes else AUDIO,
+            TEXT if self._plan.writes else self._plan.modalities[0],
             Delta(),
             self._answer.finish_reason,
         )
@@ -89,6 +96,10 @@ class _ChoiceWriter:
         if self._answer.speech is not None:
             delta.audio = self._audio(AudioDelta(transcript=text))
         await self._send(TEXT, self._plan.modalities[0], delta)
+
+    async def _send_picture(self, picture: Sequence[ImagePart]) -> None:
+        if picture:
+            await self._send(IMAGE, IMAGE, Delta(content=[*picture]))
 
     async def _end_speech(self) -> None:
         for piece in self._pieces.feed(await self._answer.finish()) + self._pieces.finish():

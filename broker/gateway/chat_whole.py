@@ -13,6 +13,7 @@ from broker.gateway import completion
 from broker.gateway.answer import Answer, count_finished, new_answer, usage_of
 from broker.gateway.context import stage_metrics, together
 from broker.gateway.metrics import Watch
+from broker.gateway.models import IMAGE
 from broker.gateway.plan import ChatPlan
 
 
@@ -41,13 +42,22 @@ async def _collect(plan: ChatPlan, index: int, stream: RequestStream, answer: An
     """Reads one request to its end."""
     text: list[str] = []
     speech: list[bytes] = []
+    pictures: list[completion.Part] = []
     async for output, payload in stream:
+        if output == IMAGE:
+            pictures += await answer.draw(payload)
+            continue
         more_text, more_speech = await answer.take(output, payload)
         text.append(more_text)
         speech.append(more_speech)
     speech.append(await answer.finish())
-    message = completion.Message(content="".join(text) if plan.writes else None)
+    answer.check(plan)
+    words = "".join(text)
+    content: str | list[completion.Part] | None = words if plan.writes else None
+    if plan.draws:
+        content = [*([completion.TextPart(words)] if plan.writes else []), *pictures]
+    message = completion.Message(content=content)
     if answer.speech is not None:
         data = base64.b64encode(b"".join(speech)).decode("ascii")
-        message.audio = completion.Audio(plan.audio_id(index), data, int(time.time()), "".join(text))
+        message.audio = completion.Audio(plan.audio_id(index), data, int(time.time()), words)
     return completion.Choice(index=index, message=message, finish_reason=answer.finish_reason)

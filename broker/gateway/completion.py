@@ -19,11 +19,32 @@ class AudioDelta(msgspec.Struct, kw_only=True):
     expires_at: int | UnsetType = UNSET
 
 
+class Link(msgspec.Struct):
+    """A data URI."""
+
+    url: str
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """The words of an answer that holds a picture too."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image_url"):
+    """The picture of an answer."""
+
+    image_url: Link
+
+
+Part = TextPart | ImagePart
+
+
 class Delta(msgspec.Struct, kw_only=True):
     """What is new in a choice."""
 
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | list[Part] | UnsetType = UNSET
     audio: AudioDelta | UnsetType = UNSET
 
 
@@ -62,7 +83,7 @@ class Message(msgspec.Struct, kw_only=True):
     """A whole answer."""
 
     role: Literal["assistant"] = "assistant"
-    content: str | None
+    content: str | list[Part] | None
     refusal: None = None
     audio: Audio | UnsetType = UNSET
 

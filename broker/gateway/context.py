@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 ACCEPT_S = 5.0  #: the broker says yes or no at once; one that does not is being restarted, or drowns
 
-_SEEDS = 2**63
+SEEDS = 2**63
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Context(msgspec.Struct, frozen=True):
 
     @staticmethod
     async def _submit(client: Client, call: Call, plan: AnyPlan, number: int) -> RequestStream:
-        seed = None if call.seed is None else (call.seed + number) % _SEEDS
+        seed = None if call.seed is None else (call.seed + number) % SEEDS
         return await client.submit(
             call.model.name,
             outputs=call.outputs,
@@ -63,6 +63,7 @@ class Context(msgspec.Struct, frozen=True):
             name=request_name(plan.id, number),
             stored=plan.stored,
             call=encode(plan),
+            keep_s=call.keep_s,
         )
 
 
@@ -77,6 +78,7 @@ class Call(msgspec.Struct, kw_only=True):
     seed: int | None = None
     priority: int = 0
     deadline_s: float | None = None
+    keep_s: float | None = None  #: see :meth:`broker.client.Client.submit`
 
 
 async def read(request: web.Request) -> bytes:

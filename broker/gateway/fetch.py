@@ -17,6 +17,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from broker.gateway.errors import ApiError
+from broker.gateway.settings import Settings
 
 MAX_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -79,6 +80,12 @@ class Fetcher:
                 code="url_not_allowed",
             )
         return await _Fetch(self, field).get(link)
+
+
+def fetcher(settings: Settings, what: str, max_mb: float) -> Fetcher:
+    """For links in requests, as the gateway's settings allow them."""
+    allows = is_any if settings.allow_media_private else is_public
+    return Fetcher(hosts=settings.allow_media_host, max_bytes=int(max_mb * 2**20), what=what, allows=allows)
 
 
 class _Fetch:

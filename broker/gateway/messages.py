@@ -8,7 +8,7 @@ from typing import Any
 from adapters.chunk import Payload
 from broker.gateway import films, media, pictures, uploads
 from broker.gateway.errors import ApiError
-from broker.gateway.fetch import Fetcher, is_any, is_public
+from broker.gateway.fetch import Fetcher, fetcher
 from broker.gateway.media import Samples
 from broker.gateway.models import AUDIO, IMAGE, VIDEO, Model
 from broker.gateway.pictures import Rgb
@@ -175,8 +175,4 @@ class _Reader:
         return await uploads.load(url, field, self._fetcher(what, max_mb))
 
     def _fetcher(self, what: str, max_mb: float) -> Fetcher:
-        settings = self._settings
-        allows = is_any if settings.allow_media_private else is_public
-        return Fetcher(
-            hosts=settings.allow_media_host, max_bytes=int(max_mb * 2**20), what=what, allows=allows
-        )
+        return fetcher(self._settings, what, max_mb)

@@ -49,6 +49,13 @@ class Metrics:
             registry=self.registry,
             buckets=_SECONDS,
         )
+        self.first_image = Histogram(
+            "omni_time_to_first_image_seconds",
+            "From a request's arrival to its first picture, partial or not.",
+            _PIPELINE,
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
         self.latency = Histogram(
             "omni_e2e_request_latency_seconds",
             "From a request's arrival to its answer's end.",
@@ -82,13 +89,13 @@ class Metrics:
 class Watch:
     """Times one request."""
 
-    __slots__ = ("_audio", "_metrics", "_pipeline", "_started", "_text")
+    __slots__ = ("_audio", "_image", "_metrics", "_pipeline", "_started", "_text")
 
     def __init__(self, metrics: Metrics, pipeline: str, started: float) -> None:
         self._metrics = metrics
         self._pipeline = pipeline
         self._started = started
-        self._text = self._audio = False
+        self._text = self._audio = self._image = False
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
@@ -104,6 +111,12 @@ class Watch:
         if not self._audio:
             self._audio = True
             self._metrics.first_audio.labels(self._pipeline).observe(self._elapsed())
+
+    def first_image(self) -> None:
+        """There is a picture; only the first call counts."""
+        if not self._image:
+            self._image = True
+            self._metrics.first_image.labels(self._pipeline).observe(self._elapsed())
 
     def done(self, audio_s: float = 0.0) -> None:
         """The answer is complete."""
@@ -125,6 +138,9 @@ class Unwatched(Watch):
         """See :class:`Watch`."""
 
     def first_audio(self) -> None:
+        """See :class:`Watch`."""
+
+    def first_image(self) -> None:
         """See :class:`Watch`."""
 
     def done(self, audio_s: float = 0.0) -> None:

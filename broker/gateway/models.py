@@ -76,7 +76,7 @@ class Model:
 
     def modalities(self, endpoint: Endpoint) -> list[str]:
         """Those of an endpoint's outputs that a chat can carry, the default first."""
-        return [name for name in endpoint.outputs if name in (TEXT, AUDIO)]
+        return [name for name in endpoint.outputs if name in (TEXT, AUDIO, IMAGE)]
 
     def transcribes(self, endpoint: Endpoint) -> bool:
         """Whether the text output comes along with audio, at no other stage's cost."""

@@ -8,6 +8,7 @@ RGB, and 16 bits become 8. Of a file with several pictures the first counts.
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 Rgb = npt.NDArray[np.uint8]  #: [height, width, 3]
+Mask = npt.NDArray[np.uint8]  #: [height, width]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 LOW = 512  #: pixels of the longer edge at most, where the caller asks for a low level of detail
@@ -41,12 +43,27 @@ async def decode(data: bytes, field: str, *, max_mp: float, low: bool = False) -
     Raises:
         ApiError: 400 for what is no picture, or cut; 413 for one that is too large.
     """
+    return await in_thread(
+        partial(_decode, data, _kind(data, field), field, max_mp, _shrunk if low else _rgb)
+    )
+
+
+async def decode_mask(data: bytes, field: str, *, max_mp: float) -> Mask:
+    """Decodes a file that says which part of a picture is to be made anew: uint8, 255 there, 0 elsewhere.
+
+    It is where the file is transparent. One without transparency says it with white.
+    Arguments and errors are those of :func:`decode`.
+    """
+    return await in_thread(partial(_decode, data, _kind(data, field), field, max_mp, _mask))
+
+
+def _kind(data: bytes, field: str) -> str:
     kind = sniff(data)
     if kind is None:
         raise ApiError(
             f"{field}: not a picture; accepted are {', '.join(FORMATS)}", field, code="invalid_image"
         )
-    return await in_thread(partial(_decode, data, kind, field, max_mp, low))
+    return kind
 
 
 def sniff(data: bytes) -> str | None:
@@ -56,7 +73,9 @@ def sniff(data: bytes) -> str | None:
     return next((name for magic, name in _MAGIC if data.startswith(magic)), None)
 
 
-def _decode(data: bytes, kind: str, field: str, max_mp: float, low: bool, _: Event) -> Rgb:
+def _decode(
+    data: bytes, kind: str, field: str, max_mp: float, pixels: Callable[[Picture], Rgb], _: Event
+) -> Rgb:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -64,10 +83,7 @@ def _decode(data: bytes, kind: str, field: str, max_mp: float, low: bool, _: Eve
             size = image.size
             if image.width * image.height <= max_mp * 1e6:
                 image.load()
-                rgb = _to_rgb(ImageOps.exif_transpose(image))
-                if low:
-                    rgb.thumbnail((LOW, LOW), Image.Resampling.LANCZOS)
-                return np.array(rgb)
+                return pixels(ImageOps.exif_transpose(image))
     except Image.DecompressionBombError:  # Pillow's own bound
         raise ApiError(
             f"{field}: a picture of far too many pixels", field, status=413, code="image_too_large"
@@ -84,6 +100,24 @@ def _decode(data: bytes, kind: str, field: str, max_mp: float, low: bool, _: Eve
         status=413,
         code="image_too_large",
     )
+
+
+def _rgb(image: Picture) -> Rgb:
+    return np.array(_to_rgb(image))
+
+
+def _shrunk(image: Picture) -> Rgb:
+    from PIL import Image
+
+    rgb = _to_rgb(image)
+    rgb.thumbnail((LOW, LOW), Image.Resampling.LANCZOS)
+    return np.array(rgb)
+
+
+def _mask(image: Picture) -> Mask:
+    if image.has_transparency_data:
+        return 255 - np.array(image.convert("RGBA").getchannel("A"))
+    return np.array(_to_rgb(image).convert("L"))
 
 
 def _to_rgb(image: Picture) -> Picture:

@@ -6,9 +6,11 @@ from the beginning, for a caller that comes back. What was asked is not in it: t
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from broker.gateway.models import AUDIO, TEXT
+from broker.gateway.models import AUDIO, IMAGE, TEXT
 
 
 class Plan(msgspec.Struct, kw_only=True, tag_field="kind"):
@@ -88,6 +90,11 @@ class ChatPlan(Plan, tag="chat", kw_only=True):
         """Whether text is wanted."""
         return TEXT in self.modalities
 
+    @property
+    def draws(self) -> bool:
+        """Whether a picture is wanted."""
+        return IMAGE in self.modalities
+
 
 class SpeechPlan(Plan, tag="speech", kw_only=True):
     """Text to be spoken. ``stream`` means bytes or events as they are made.
@@ -117,7 +124,47 @@ class TranscriptPlan(Plan, tag="transcription", kw_only=True):
     segments: bool
 
 
-AnyPlan = ChatPlan | SpeechPlan | TranscriptPlan
+class ImagesPlan(Plan, tag="images", kw_only=True):
+    """Pictures, one for each choice.
+
+    Attributes:
+        events: What the events of its stream are called: "image_generation" or "image_edit".
+        quality: Of JPEG and WebP, 0 to 100.
+        seed: Of the first picture; each further one has the next.
+        text_tokens: What was asked, in characters.
+        image_tokens: What pictures came along.
+    """
+
+    events: str
+    format: Literal["png", "jpeg", "webp"]
+    quality: int
+    seed: int
+    text_tokens: int
+    image_tokens: int
+
+    @property
+    def lanes(self) -> int:
+        """See :class:`Plan`: one for each picture."""
+        return self.choices
+
+
+class VideoPlan(Plan, tag="video", kw_only=True):
+    """A film: a job that its caller looks at later. Always stored.
+
+    Attributes:
+        size: As it was asked for, "auto" for the model's own.
+        seconds: Likewise.
+        keep_s: For how long it is kept after its end.
+    """
+
+    prompt: str
+    size: str
+    seconds: str
+    seed: int
+    keep_s: float
+
+
+AnyPlan = ChatPlan | SpeechPlan | TranscriptPlan | ImagesPlan | VideoPlan
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(AnyPlan).decode

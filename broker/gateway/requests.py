@@ -39,7 +39,7 @@ class Requests:
 
     async def status(self, request: web.Request) -> web.Response:
         """How the call stands, each of its choices."""
-        plan, reports = await self._find(request)
+        plan, reports = await self.find(request, request.match_info["id"])
         states = [report["state"] for report in reports]
         body = {
             "id": plan.id,
@@ -55,26 +55,31 @@ class Requests:
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """The answer's stream, after the place that the reader names: `after` or `Last-Event-ID`."""
-        plan, reports = await self._find(request)
+        plan, reports = await self.find(request, request.match_info["id"])
         after = request.query.get("after", request.headers.get("Last-Event-ID", ""))
         place = Place.parse(after, plan.lanes)
         reader = reader_of(self._context, request, place, stored=True)
         streams: list[RequestStream] = []
         with attended(streams, stored=plan.stored):
-            await self._attach(plan, reports, streams)
+            await self.attach(plan, reports, streams)
             return await stream_to(reader, plan, streams, Unwatched())
 
     async def result(self, request: web.Request) -> web.StreamResponse:
         """The answer in one piece, when it is complete."""
-        plan, reports = await self._find(request)
+        plan, reports = await self.find(request, request.match_info["id"])
         streams: list[RequestStream] = []
         with attended(streams, stored=plan.stored):
-            await self._attach(plan, reports, streams)
+            await self.attach(plan, reports, streams)
             return await whole(plan, streams, Unwatched())
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Ends the call, and forgets what there is of its answer."""
-        plan, _ = await self._find(request)
+        plan, _ = await self.find(request, request.match_info["id"])
+        await self.end(plan)
+        return web.json_response({"id": plan.id, "object": "request", "deleted": True})
+
+    async def end(self, plan: AnyPlan) -> None:
+        """Ends a call, and forgets what there is of its answer."""
         client = await self._context.link.reach()
         for name in plan.names():
             try:
@@ -82,31 +87,29 @@ class Requests:
             except BrokerError as error:
                 if error.error.status != 404:  # it has ended meanwhile: all the better
                     raise
-        return web.json_response({"id": plan.id, "object": "request", "deleted": True})
 
-    async def _find(self, request: web.Request) -> tuple[AnyPlan, list[Report]]:
-        """The call's plan, and the broker's reports of its requests.
+    async def find(self, request: web.Request, call: str) -> tuple[AnyPlan, list[Report]]:
+        """A call's plan, and the broker's reports of its requests.
 
         Raises ApiError (404) in the same words for a call that never was, that is forgotten, and that is
         somebody else's.
         """
-        call = request.match_info["id"]
         client = await self._context.link.reach()
         first = await client.inspect("request", plans.request_name(call, 0)) if _ID.fullmatch(call) else {}
         try:
             plan = plans.decode(first.get("call", b""))
         except msgspec.DecodeError:
-            raise _unknown(call) from None
+            raise unknown(call) from None
         if plan.tenant != request["tenant"]:
-            raise _unknown(call)
+            raise unknown(call)
         others = [client.inspect("request", name) for name in plan.names()[1:]]
         reports = [first, *await asyncio.gather(*others)]
         if any("error_status" in report for report in reports):
-            raise _unknown(call)
+            raise unknown(call)
         request["id"] = plan.id  # the response is the call's
         return plan, reports
 
-    async def _attach(self, plan: AnyPlan, reports: list[Report], streams: list[RequestStream]) -> None:
+    async def attach(self, plan: AnyPlan, reports: list[Report], streams: list[RequestStream]) -> None:
         """Takes the call's requests over, from whoever has them. Raises ApiError."""
         for report in reports:
             if report["error"] is not None:
@@ -116,10 +119,11 @@ class Requests:
             try:
                 streams.append(await client.attach(name))
             except BrokerError as error:
-                raise _unknown(plan.id) if error.error.status == 404 else error from None
+                raise unknown(plan.id) if error.error.status == 404 else error from None
 
 
-def _unknown(call: str) -> ApiError:
+def unknown(call: str) -> ApiError:
+    """In the same words for a call that never was, that is forgotten, and that is somebody else's."""
     return ApiError(
         f"there is no request {call[:80]!r}, or it is not kept any more", status=404, code="request_not_found"
     )

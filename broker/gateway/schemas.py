@@ -16,6 +16,8 @@ from broker.gateway.errors import ApiError
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Tokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Number = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Unwanted = Annotated[str, Meta(max_length=32_000)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Timeout = Annotated[float, Meta(gt=0, le=3600)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -133,7 +135,11 @@ class ChatRequest(Sampling, kw_only=True):
     seed: Seed | None = None
     sampling_params_list: list[dict[str, Any] | None] | None = None
     metrics: bool | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    num_inference_steps: Number | None = None
+    guidance_scale: float | None = None
+    size: str | None = None
+    negative_prompt: Unwanted | None = None
+    priority: Number | None = None
     timeout_s: Timeout | None = None
     store: bool | None = None
     tools: Any = None

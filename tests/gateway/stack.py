@@ -36,11 +36,11 @@ def _say(**options: Any) -> Stage:
 
 
 def pipelines() -> list[Pipeline]:
-    """Five small ones.
+    """Six small ones.
 
     `echo` has text and speech, `narrow` takes few requests, `tiny` has a short context. `digest` hears: it
     answers with a checksum of the samples. `senses` takes everything, and answers with a checksum of what its
-    two stages got.
+    two stages got. `sketch` draws, edits and films.
     """
     nobody = Resources(replicas=0)
     echo = Pipeline(
@@ -79,7 +79,26 @@ def pipelines() -> list[Pipeline]:
         edges=[Edge(REQUEST, "look"), Edge(REQUEST, "sum"), Edge("look", "sum", stream=False)],
         endpoints=chat,
     )
-    return [echo, narrow, tiny, digest, senses]
+    bounds = {"multiple_of": 2, "max_edge": 64, "max_pixels": 2048, "max_steps": 50, "max_guidance": 20.0}
+    pictures = Endpoint(outputs=["image"], max_n=4, **bounds)
+    sketch = Pipeline(
+        "sketch",
+        outputs={"text": "say", "image": "picture", "video": "film"},
+        stages={
+            "say": _say(),
+            "picture": Stage("function", options={"op": "picture"}, batch=Batch(max_num_seqs=64)),
+            "film": Stage("function", options={"op": "film"}, retry=Retry(attempts=1)),
+        },
+        edges=[Edge(REQUEST, "say"), Edge(REQUEST, "picture"), Edge(REQUEST, "film")],
+        endpoints={
+            "chat": Endpoint(outputs=["text", "image"]),
+            "images": pictures,
+            "edits": pictures,
+            "videos": Endpoint(outputs=["video"], max_frames=33, fps=8.0, **bounds),
+        },
+        inputs=["image"],
+    )
+    return [echo, narrow, tiny, digest, senses, sketch]
 
 
 WORKERS = [
@@ -90,6 +109,9 @@ WORKERS = [
     ("digest", "sum"),
     ("senses", "look"),
     ("senses", "sum"),
+    ("sketch", "say"),
+    ("sketch", "picture"),
+    ("sketch", "film"),
 ]
 
 

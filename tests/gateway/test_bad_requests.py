@@ -160,9 +160,9 @@ async def test_unsupported_values_list_what_is_supported(http: aiohttp.ClientSes
         (
             "/v1/chat/completions",
             {"messages": [USER], "model": "gpt"},
-            ["echo, narrow, tiny, digest, senses"],
+            ["echo, narrow, tiny, digest, senses, sketch"],
         ),
-        ("/v1/chat/completions", {"messages": [USER]}, ["echo, narrow, tiny, digest, senses"]),
+        ("/v1/chat/completions", {"messages": [USER]}, ["echo, narrow, tiny, digest, senses, sketch"]),
         ("/v1/audio/speech", {**SPEECH, "model": "narrow"}, ["chat"]),
     ]
     for path, body, words in rows:

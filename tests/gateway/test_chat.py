@@ -97,7 +97,7 @@ async def test_typed_errors_reach_the_official_client(openai: AsyncOpenAI) -> No
 
 async def test_models_are_listed(openai: AsyncOpenAI) -> None:
     models = [model async for model in openai.models.list()]
-    assert [model.id for model in models] == ["echo", "narrow", "tiny", "digest", "senses"]
+    assert [model.id for model in models] == ["echo", "narrow", "tiny", "digest", "senses", "sketch"]
     assert all(model.object == "model" for model in models)
     assert (await openai.models.retrieve("tiny")).id == "tiny"
 
