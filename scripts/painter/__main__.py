@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where the weights go")
     parser.add_argument("--evaluate", action="store_true", help="only judge the weights that are there")
     parser.add_argument("--peek", action="store_true", help="judge an unfinished denoiser; writes no weights")
+    parser.add_argument("--only", choices=("autoencoder", "states"), help="only this part")
     parser.add_argument("--prompts", type=int, default=300, help="held-out prompts to judge by (300)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another setting")
@@ -43,7 +44,11 @@ def main() -> int:
     began, weights = time.process_time(), options.weights
     if not options.evaluate:
         vae = autoencoder.train(settings, options.folder)
+        if options.only == "autoencoder":
+            return 0
         told = states.told(settings, options.folder)
+        if options.only == "states":
+            return 0
         if options.peek:
             weights = options.folder / "peek"
             kept = torch.load(options.folder / "denoiser.pt", weights_only=True)

@@ -23,7 +23,7 @@ def train(settings: Settings, folder: Path) -> Any:
         model.parameters(), settings.autoencoder_rate, (0.9, 0.99), weight_decay=1e-4
     )
     random = torch.Generator().manual_seed(settings.seed)
-    keeper, done = Keeper(folder / "autoencoder.pt", settings), 0
+    keeper, done = Keeper(folder / "autoencoder.pt", "autoencoder", settings), 0
     if (kept := keeper.load()) is not None:
         model.load_state_dict(kept["model"])
         optimiser.load_state_dict(kept["optimiser"])

@@ -24,24 +24,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     language_model: str = "smollm2-135m-instruct"
     layers: int = 4
     max_tokens: int = 24
-    prompts: int = 16_000  #: different ones; each comes with many pictures
+    prompts: int = 10_000  #: different ones; each comes with many pictures
 
     # The autoencoder
     autoencoder_steps: int = 500
-    autoencoder_batch: int = 32
+    autoencoder_batch: int = 16
     autoencoder_rate: float = 3e-3
     kl_weight: float = 3e-4
     widths: tuple[int, ...] = (16, 32, 64)  #: of its blocks; each but the last halves the edge
     latent_channels: int = 4
 
     # The denoiser
-    denoiser_steps: int = 3000
-    denoiser_batch: int = 64
-    denoiser_rate: float = 1e-3
+    denoiser_steps: int = 2500
+    denoiser_batch: int = 32
+    denoiser_rate: float = 2e-3
     warm_up: int = 100  #: steps of both trainings
-    heads: int = 6
-    head_width: int = 32
+    down: float = 0.25  #: share of their steps in which the learning rate goes down
+    heads: int = 2
+    head_width: int = 64
     blocks: int = 6
+    noisy: float = 0.4  #: mean of the logits of t; above 0: more often near the noise
     without_prompt: float = 0.1  #: share of training pictures, for guidance
     average: float = 0.998  #: of the exponential average of the weights, which is what is kept
     clip: float = 1.0  #: norm of the gradients
@@ -62,6 +64,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "use_post_quant_conv": False,
             "mid_block_add_attention": False,
         }
+
+    def of(self, part: str) -> dict[str, Any]:
+        """What the weights of a part hang on: "autoencoder", "denoiser" or (its prompts) "states"."""
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        for other in ("threads", "save_s", f"{part}_steps"):  # a run may be made longer
+            del values[other]
+        if part == "states":
+            wanted = ("seed", "bfloat16", "language_model", "layers", "max_tokens", "prompts")
+            return {name: values[name] for name in wanted}
+        if part == "autoencoder":
+            wanted = ("seed", "bfloat16", "kl_weight", "widths", "latent_channels", "warm_up", "down", "clip")
+            return {
+                name: value
+                for name, value in values.items()
+                if name in wanted or name.startswith("autoencoder")
+            }
+        return values
 
     @property
     def latent_edge(self) -> int:

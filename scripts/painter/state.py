@@ -19,12 +19,14 @@ class Keeper:
 
     Args:
         file: Where.
-        settings: Those of the run; a state of other settings is not used.
+        part: Of the settings, see :meth:`Settings.of`; a state of other settings is not used.
+        settings: Those of the run.
     """
 
-    def __init__(self, file: Path, settings: Settings) -> None:
+    def __init__(self, file: Path, part: str, settings: Settings) -> None:
         self._file = file
-        self._settings = settings
+        self._of = repr(settings.of(part))
+        self._every_s = settings.save_s
         self._saved = time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
@@ -32,15 +34,15 @@ class Keeper:
         if not self._file.exists():
             return None
         state: dict[str, Any] = torch.load(self._file, weights_only=True)
-        if state.pop("settings") != repr(self._settings):
+        if state.pop("of") != self._of:
             raise SystemExit(f"{self._file} is of a run with other settings; remove it, or go back to those")
         return state
 
     def save(self, state: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
         """Keeps it, if the last one is old enough."""
-        if now or time.monotonic() - self._saved >= self._settings.save_s:
+        if now or time.monotonic() - self._saved >= self._every_s:
             partial = self._file.with_suffix(".part")
-            torch.save(state() | {"settings": repr(self._settings)}, partial)
+            torch.save(state() | {"of": self._of}, partial)
             os.replace(partial, self._file)
             self._saved = time.monotonic()
 
@@ -69,8 +71,9 @@ class Progress:
 
 
 def rate(step: int, steps: int, settings: Settings) -> float:
-    """Share of the learning rate: a linear warm-up, then half a cosine."""
-    if step < settings.warm_up:
-        return (step + 1) / settings.warm_up
-    done = (step - settings.warm_up) / max(1, steps - settings.warm_up)
-    return 0.5 * (1 + float(torch.cos(torch.tensor(done * torch.pi)))) * 0.98 + 0.02
+    """Share of the learning rate: a linear warm-up, a plain, and a linear way down at the end.
+
+    So a run can be made longer as long as it is not on the way down.
+    """
+    down = (steps - step) / (steps * settings.down)
+    return min(1.0, (step + 1) / settings.warm_up, max(0.02, down))

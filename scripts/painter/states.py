@@ -28,13 +28,13 @@ class Told(NamedTuple):
 def told(settings: Settings, folder: Path) -> Told:
     """From the folder, or computed and put there."""
     file = folder / "states.pt"
-    said = (settings.seed, settings.language_model, settings.layers, settings.max_tokens, settings.prompts)
+    of = repr(settings.of("states"))
     if file.exists():
         kept = torch.load(file, weights_only=True, mmap=True)
-        if kept.pop("of") == said:
+        if kept.pop("of") == of:
             return Told(**kept)
     made = _computed(settings)
-    torch.save(made._asdict() | {"of": said}, file)
+    torch.save(made._asdict() | {"of": of}, file)
     return made
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EDGE: Final = 64  #: pixels
-JITTER: Final = 2  #: pixels that a shape may lie off its place, in each direction
+JITTER: Final = 1  #: pixels that a shape may lie off its place, in each direction
 _SAMPLES: Final = 8  #: per pixel and direction, for smooth borders
 
 SHAPES: Final = ("circle", "square", "triangle", "star", "ring", "cross")
