@@ -36,6 +36,7 @@ class GlmImage(Denoiser):
         refuse(options, "family_options")
         parts = Parts(model, device=device, dtype=options.dtype)
         self._transformer = parts.module("transformer")
+        self.transformers = [self._transformer]
         self._template = parts.plain("scheduler")
         blocks = parts.config("vae")["block_out_channels"]
         self._shrinks = 2 ** (len(blocks) - 1)  #: pixels of a latent's edge
@@ -47,7 +48,7 @@ class GlmImage(Denoiser):
         device, dtype = transformer.device, transformer.dtype
         shape = (1, transformer.config.in_channels, height // self._shrinks, width // self._shrinks)
         return Canvas(
-            noise(shape, seed, device, dtype),
+            noise(shape, seed, device, dtype).float(),  # drawn as diffusers does, and exact from then on
             self._schedule(wishes.num_inference_steps or STEPS, height, width),
             conditions_of(inputs["text"], device, dtype),
             GUIDANCE if wishes.guidance_scale is None else wishes.guidance_scale,
