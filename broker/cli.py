@@ -1,4 +1,4 @@
-"""``omni-broker``: start, status, ask, stop, keys, dead-letters, models, shm."""
+"""``omni-broker``: start, status, ask, paint, stop, keys, dead-letters, models, shm."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from broker.commands import dead_letters, models, shm
 from broker.commands.ask import ask
 from broker.commands.common import USAGE, say
 from broker.commands.keys import keys
+from broker.commands.paint import paint
 from broker.commands.start import start
 from broker.commands.status import status
 from broker.commands.stop import stop
@@ -41,7 +42,7 @@ def _options(
     pass
 
 
-for _command in (start, status, ask, stop, keys):
+for _command in (start, status, ask, paint, stop, keys):
     app.command()(_command)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(models.app, name="models")

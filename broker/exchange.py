@@ -15,14 +15,15 @@ import numpy.typing as npt
 
 from adapters.chunk import Payload
 from broker.attached import Attached, CannotDo, Clip, Messages
-from broker.client import Client
+from broker.client import Client, RequestStream
+from broker.pixels import Rgb
 from broker.protocol import Timing
 from pipelines.graph import Endpoint, Pipeline
 
 Samples = npt.NDArray[np.float32]
 Params = dict[str, dict[str, Any]]
 
-TEXT, AUDIO, TRANSCRIPT = "text", "audio", "transcript"
+TEXT, AUDIO, TRANSCRIPT, IMAGE = "text", "audio", "transcript", "image"
 NOTHING = Attached()
 
 
@@ -98,14 +99,9 @@ class DoneEvent:
 Event = TextEvent | AudioEvent | OutputEvent | DoneEvent
 
 
-async def exchange(client: Client, question: Question) -> AsyncGenerator[Event, None]:
-    """Asks, and yields the answer as it comes; the last event is a :class:`DoneEvent`.
-
-    Leaving the iteration early aborts the request. Arrays are the receiver's own copies.
-    Raises :class:`broker.client.BrokerError` when the request is refused or fails.
-    """
-    answer = _Answer()
-    stream = await client.submit(
+async def submit(client: Client, question: Question) -> RequestStream:
+    """Asks. Raises :class:`broker.client.BrokerError` when the request is refused."""
+    return await client.submit(
         question.pipeline,
         outputs=question.outputs,
         given=question.given,
@@ -113,6 +109,16 @@ async def exchange(client: Client, question: Question) -> AsyncGenerator[Event, 
         has=question.has,
         seed=question.seed,
     )
+
+
+async def exchange(client: Client, question: Question) -> AsyncGenerator[Event, None]:
+    """Asks, and yields the answer as it comes; the last event is a :class:`DoneEvent`.
+
+    Leaving the iteration early aborts the request. Arrays are the receiver's own copies.
+    Raises :class:`broker.client.BrokerError` when the request is refused or fails.
+    """
+    answer = _Answer()
+    stream = await submit(client, question)
     async with stream:
         async for output, payload in stream:
             event = answer.take(output, payload)
@@ -236,6 +242,30 @@ def transcription(
     ours: Params = {pipeline.outputs[output]: options} if options else {}
     given: dict[str, list[Payload]] = {endpoint.input: [{"messages": [], "audio": [clip]}]}
     return Question(pipeline.name, [output], given, _merged(ours, params), [AUDIO], _seed(None))
+
+
+def picture(
+    pipeline: Pipeline,
+    prompt: str,
+    *,
+    negative_prompt: str | None,
+    images: Sequence[Rgb],
+    params: dict[str, Any],
+    seed: int | None,
+) -> Question:
+    """Words, and perhaps pictures to be changed, to a picture. All stages get ``params``.
+
+    Raises CannotDo for a pipeline that can't.
+    """
+    endpoint = _endpoint(pipeline, "edits" if images else "images")
+    payload: Payload = {"prompt": prompt}
+    if negative_prompt is not None:
+        payload["negative_prompt"] = negative_prompt
+    if images:
+        payload["images"] = list(images)
+    every = {stage: dict(params) for stage in pipeline.stages} if params else {}
+    has = [IMAGE] if images else []
+    return Question(pipeline.name, [IMAGE], {endpoint.input: [payload]}, every, has, _seed(seed))
 
 
 def _endpoint(pipeline: Pipeline, name: str) -> Endpoint:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from broker.commands import files
-from broker.commands.common import FAILED, USAGE, errors_in_words, say
+from broker.commands.common import FAILED, USAGE, choose, errors_in_words, say
 
 if TYPE_CHECKING:
     from broker.attached import Attached
-    from broker.client import Client
 
 _FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 
@@ -86,7 +85,7 @@ async def _ask(  # noqa: PLR0917
     first: dict[str, float] = {}
     try:
         async with Client(broker, kind="cli") as client:
-            name = _choose(client, pipeline)
+            name = choose([*client.pipelines], pipeline)
             asked = chat(
                 client.pipelines[name], text, modalities, attached=attached, sampling=sampling, seed=seed
             )
@@ -107,17 +106,6 @@ async def _ask(  # noqa: PLR0917
     finally:
         if speech is not None:
             speech.close()
-
-
-def _choose(client: Client, wanted: str) -> str:
-    served = list(client.pipelines)
-    if wanted in served:
-        return wanted
-    if not wanted and len(served) == 1:
-        return served[0]
-    problem = f"no pipeline {wanted!r} is served" if wanted else "several pipelines are served"
-    say(f"{problem}; name one with --pipeline: {', '.join(served)}")
-    raise typer.Exit(USAGE)
 
 
 class Recorder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import typer
@@ -14,6 +14,19 @@ USAGE = 2  #: exit code: it can't work as it was asked for
 def say(text: str) -> None:
     """A line for people, on standard error."""
     typer.echo(f"omni-broker: {text}", err=True)
+
+
+def choose(served: Sequence[str], wanted: str, what: str = "pipeline") -> str:
+    """The pipeline that is wanted, or the only one. Ends the command where there is no such choice."""
+    if wanted in served:
+        return wanted
+    if not wanted and len(served) == 1:
+        return served[0]
+    problem = f"no {what}" + (f" {wanted!r}" if wanted else "") + " is served"
+    if not wanted and served:
+        problem = "several pipelines are served"
+    say(f"{problem}; name one with --pipeline: {', '.join(served)}" if served else problem)
+    raise typer.Exit(USAGE)
 
 
 @contextmanager

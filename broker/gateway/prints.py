@@ -46,18 +46,23 @@ async def picture(payload: Payload, format_: Format, quality: int) -> Print:
 
     Raises ApiError (500) for a payload without a picture in it.
     """
-    image = _pixels(payload, "image", 3)
-    data = await in_thread(partial(_picture, image, format_, quality))
+    image = pixels(payload, "image", 3)
+    data = await in_thread(partial(_base64, image, format_, quality))
     return Print(data, image.shape[1], image.shape[0])
 
 
-def _picture(image: Rgb, format_: Format, quality: int, _: Event) -> str:
+def _base64(image: Rgb, format_: str, quality: int, _: Event) -> str:
+    return base64.b64encode(encode(image, format_, quality)).decode("ascii")
+
+
+def encode(image: Rgb, format_: str, quality: int) -> bytes:
+    """A picture as a file, see :func:`picture`."""
     from PIL import Image
 
     file = io.BytesIO()
     how = _HOW[format_] if format_ == "png" else {**_HOW[format_], "quality": quality}
     Image.fromarray(image).save(file, format_, **how)
-    return base64.b64encode(file.getbuffer()).decode("ascii")
+    return file.getvalue()
 
 
 async def film(payloads: Sequence[Payload]) -> bytes:
@@ -65,7 +70,7 @@ async def film(payloads: Sequence[Payload]) -> bytes:
 
     Raises ApiError (500) for payloads without a film in them.
     """
-    frames = [_pixels(payload, "frames", 4) for payload in payloads]
+    frames = [pixels(payload, "frames", 4) for payload in payloads]
     if not sum(map(len, frames)):
         raise _bad("the pipeline gave no film")
     return await in_thread(partial(_film, frames, float(payloads[0].get("fps", 0))))
@@ -95,13 +100,14 @@ def _film(parts: Sequence[Rgb], fps: float, stop: Event) -> bytes:
     return file.getvalue()
 
 
-def _pixels(payload: Payload, field: str, axes: int) -> Rgb:
-    pixels = payload.get(field)
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != axes:
+def pixels(payload: Payload, field: str, axes: int) -> Rgb:
+    """The field ``image`` or ``frames`` of a payload. Raises ApiError (500) for anything but pixels."""
+    array = payload.get(field)
+    if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim != axes:
         raise _bad(f"the pipeline gave no {field} of 8 bit pixels")
-    if pixels.shape[-1] != 3 or 0 in pixels.shape[-3:]:
-        raise _bad(f"the pipeline's {field} have the shape {pixels.shape}")
-    return pixels
+    if array.shape[-1] != 3 or 0 in array.shape[-3:]:
+        raise _bad(f"the pipeline's {field} have the shape {array.shape}")
+    return array
 
 
 def _bad(problem: str) -> ApiError:
