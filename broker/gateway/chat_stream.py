@@ -95,7 +95,7 @@ class _ChoiceWriter:
         delta = Delta(content=text) if self._plan.writes else Delta()
         if self._answer.speech is not None:
             delta.audio = self._audio(AudioDelta(transcript=text))
-        await self._send(TEXT, self._plan.modalities[0], delta)
+        await self._send(TEXT, TEXT if self._plan.writes else self._plan.modalities[0], delta)
 
     async def _send_picture(self, picture: Sequence[ImagePart]) -> None:
         if picture:

@@ -22,7 +22,9 @@ from pipelines.graph import Endpoint
 
 AUTO = "auto"
 
-_STEPS = ("num_inference_steps", "guidance_scale", "size", "negative_prompt")
+#: Of guidance; the latter two some families have besides.
+_SCALES = ("guidance_scale", "true_cfg_scale", "guidance_scale_2")
+_STEPS = ("num_inference_steps", "guidance_scale", "true_cfg_scale", "size", "negative_prompt")
 
 _SIZE = re.compile(r"([0-9]{1,6})x([0-9]{1,6})")
 
@@ -34,6 +36,8 @@ class _Entry(msgspec.Struct):
     height: Number | None = None
     num_inference_steps: Number | None = None
     guidance_scale: float | None = None
+    true_cfg_scale: float | None = None
+    guidance_scale_2: float | None = None
     partial_images: Number | None = None
     num_frames: Number | None = None
     fps: float | None = None
@@ -49,9 +53,10 @@ def steps(body: Drawing | ChatRequest, endpoint: Endpoint) -> dict[str, Any]:
     if (size := size_of(body.size, endpoint)) is not None:
         params["width"], params["height"] = size
     _within("num_inference_steps", body.num_inference_steps, 1, endpoint.max_steps)
-    _within("guidance_scale", body.guidance_scale, 0, endpoint.max_guidance)
     params["num_inference_steps"] = body.num_inference_steps
-    params["guidance_scale"] = body.guidance_scale
+    for name in _SCALES:
+        params[name] = getattr(body, name, None)
+        _within(name, params[name], 0, endpoint.max_guidance)
     return {name: value for name, value in params.items() if value is not None}
 
 
@@ -153,7 +158,7 @@ def check_entry(entry: dict[str, Any], endpoint: Endpoint, prefix: str) -> None:
         _check_pixels(f"{prefix}.width", asked.width, asked.height, endpoint)
     bounds = {
         "num_inference_steps": (1, endpoint.max_steps),
-        "guidance_scale": (0, endpoint.max_guidance),
+        **dict.fromkeys(_SCALES, (0, endpoint.max_guidance)),
         "partial_images": (0, endpoint.max_partial_images),
         "num_frames": (1, endpoint.max_frames),
         "fps": (0.1, 120),

@@ -22,6 +22,8 @@ class Drawing(msgspec.Struct, kw_only=True):
     prompt: Prompt
     num_inference_steps: Number | None = None
     guidance_scale: float | None = None
+    true_cfg_scale: float | None = None
+    guidance_scale_2: float | None = None
     size: str | None = None
     negative_prompt: Unwanted | None = None
     model: str | None = None

@@ -137,6 +137,7 @@ class ChatRequest(Sampling, kw_only=True):
     metrics: bool | None = None
     num_inference_steps: Number | None = None
     guidance_scale: float | None = None
+    true_cfg_scale: float | None = None
     size: str | None = None
     negative_prompt: Unwanted | None = None
     priority: Number | None = None

@@ -48,6 +48,8 @@ ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"num_inference_steps": 2.5}, "num_inference_steps", "int"),
     ({"guidance_scale": -1}, "guidance_scale", "from 0 to 20"),
     ({"guidance_scale": 1001}, "guidance_scale", "from 0 to 20"),
+    ({"true_cfg_scale": 21}, "true_cfg_scale", "from 0 to 20"),
+    ({"guidance_scale_2": -1}, "guidance_scale_2", "from 0 to 20"),
     ({"guidance_scale": "strong"}, "guidance_scale", "float"),
     ({"negative_prompt": 3}, "negative_prompt", "str"),
     ({"seed": 2**63}, "seed", ""),

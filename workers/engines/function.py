@@ -206,9 +206,9 @@ def content_text(content: Any) -> str:
 
 
 def count_words(payload: Payload) -> int:
-    """Words in all messages of a payload, and in its prompt or text."""
+    """Words in all messages of a payload; without any, in its prompt or text."""
     texts = [content_text(message.get("content")) for message in messages_of(payload)]
-    texts += [payload[key] for key in ("prompt", "text") if isinstance(payload.get(key), str)]
+    texts = texts or [payload[key] for key in ("prompt", "text") if isinstance(payload.get(key), str)]
     return sum(len(text.split()) for text in texts)
 
 

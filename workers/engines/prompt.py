@@ -29,19 +29,18 @@ class Prompts:
         self._control = re.compile("|".join(map(re.escape, sorted(control))) or "(?!)")
 
     def encode(self, request: Payload, transcripts: Mapping[int, str]) -> list[int]:
-        """Token ids of a request's ``messages``, or of its ``prompt`` as it is.
+        """Token ids of a request's ``messages``, or without any of its ``prompt`` as it is.
 
         Message parts {"type": "audio", "index": i} become ``transcripts[i]``.
 
         Raises :class:`ItemError` (400).
         """
-        prompt = request.get("prompt")
-        if isinstance(prompt, str):
+        messages, prompt = request.get("messages"), request.get("prompt")
+        if isinstance(prompt, str) and not messages:
             ids: list[int] = self._tokenizer.encode(prompt)
             if not ids:
                 raise ItemError("prompt: is empty", status=400, param="prompt")
             return ids
-        messages = request.get("messages")
         if not messages:
             raise ItemError("messages: there are none", status=400, param="messages")
         return self.chat(
