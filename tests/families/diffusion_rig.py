@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,6 @@ from workers.families.find import find_class
 from workers.inputs import find_transfer
 
 Array = np.ndarray[Any, Any]
-#: A job's emitted payloads, and the checkpoints that it made.
-Kept = list[Payload]
-
-
-class Killed(Exception):
-    """The attempt ends here."""
 
 
 @dataclass
@@ -102,38 +97,77 @@ class Rig:
         seed: int,
         params: dict[str, Any],
         *,
-        when: Callable[[Kept, Kept], bool],
+        when: Callable[[list[Payload], list[Payload]], bool],
     ) -> list[Payload]:
-        """Two attempts of a stage. The first one ends as soon as ``when(emitted, checkpoints)`` says so.
+        """Two attempts of a denoiser. The first one ends after the step when ``when(emitted, checkpoints)``.
 
         Returns what both gave, as the stage's consumers see it.
         """
-        out: Kept = []
-        states: Kept = []
+        out: list[Payload] = []
+        states: list[Payload] = []
 
         async def keep(state: Payload) -> None:
             states.append(as_sent(state))
-            if when(out, states):
-                raise Killed
 
-        try:
-            async for payload in self.engines[name].run(self.job(name, made, seed, params, checkpoint=keep)):
-                out.append(as_sent(payload))
+        async def attempt() -> None:
+            job = self.job(name, made, seed, params, checkpoint=keep)
+            async for payload in self.engines[name].run(job):
+                out.append(as_sent(payload))  # noqa: PERF401 (it counts when the attempt is cut off)
+
+        with self.gate(name) as gate:
+            running = asyncio.ensure_future(attempt())
+            while True:
+                arrival = asyncio.ensure_future(gate.arrival())
+                await asyncio.wait([running, arrival], return_when=asyncio.FIRST_COMPLETED)
+                if running.done():
+                    arrival.cancel()
+                    await running
+                    raise AssertionError("the first attempt came to its end")
                 if when(out, states):
-                    raise Killed
-        except Killed:
-            out += await self.stage(
-                name,
-                made,
-                seed,
-                params,
-                attempt=2,
-                emitted=len(out),
-                resume_state=states[-1] if states else None,
-            )
-        else:
-            raise AssertionError("the first attempt came to its end")
-        return out
+                    break
+                gate.open()
+            running.cancel()
+            await asyncio.wait([running])
+        again = {"attempt": 2, "emitted": len(out), "resume_state": states[-1] if states else None}
+        return out + await self.stage(name, made, seed, params, **again)
+
+    @contextmanager
+    def gate(self, name: str = "denoiser") -> Iterator[Gate]:
+        """A denoiser waits before each step until it may take it."""
+        runner: Any = self.engines[name].thread.runner  # type: ignore[attr-defined]
+        gate = Gate(runner.step)
+        runner.step = gate.step
+        try:
+            yield gate
+        finally:
+            del runner.step
+            gate.open(1_000_000)
+
+
+class Gate:
+    """Where an engine's thread waits before each step. ``taken``: (job's name, its step) of all in each."""
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        self.taken: list[list[tuple[str, int]]] = []
+        self._step = step
+        self._permits = threading.Semaphore(0)
+        self._loop = asyncio.get_running_loop()
+        self._arrivals: asyncio.Queue[None] = asyncio.Queue()
+
+    def step(self, paintings: Any) -> Any:
+        """On the engine's thread."""
+        self._loop.call_soon_threadsafe(self._arrivals.put_nowait, None)
+        self._permits.acquire()
+        self.taken.append([(painting.name, painting.canvas.step) for painting in paintings])
+        return self._step(paintings)
+
+    async def arrival(self) -> None:
+        """Waits until the thread stands here. What the step before gave has then been delivered."""
+        await self._arrivals.get()
+
+    def open(self, steps: int = 1) -> None:
+        """Lets it take so many steps."""
+        self._permits.release(steps)
 
 
 @asynccontextmanager

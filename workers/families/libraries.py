@@ -27,6 +27,7 @@ def load_libraries(stage: Stage, threads: int = 0) -> None:
 def load_diffusers(stage: Stage) -> None:
     """The same, and diffusers. Raises as :func:`load_libraries` does."""
     load_libraries(stage)
-    logging = library("diffusers", "pictures").utils.logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    for name in ("diffusers", "transformers"):
+        logging = library(name, "pictures").utils.logging
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
+
+from tests.families.diffusion_rig import Rig, running
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +29,10 @@ def pipe(checkpoint: Path) -> Any:
     from diffusers import StableDiffusion3Pipeline
 
     return StableDiffusion3Pipeline.from_pretrained(checkpoint)
+
+
+@pytest_asyncio.fixture
+async def rig(checkpoint: Path) -> AsyncIterator[Rig]:
+    """All stages, as the pipeline sets them."""
+    async with running("sd3", checkpoint) as made:
+        yield made
