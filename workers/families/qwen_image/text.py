@@ -96,7 +96,7 @@ class Text(TextEncoder):
 
     def _look(self, images: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of all pictures, [rows, hidden], and the patches of each along time, height and width."""
-        sized = [np.asarray(fitted(image, self._area)) for image in images]
+        sized = [np.array(fitted(image, self._area)) for image in images]
         cuts = [patches(pixels[None], self._vision, self._bounds) for pixels in sized]
         values, grids = joined(cuts, device=self._model.device, dtype=self._model.dtype)
         return self._model.visual(values, grid_thw=grids).pooler_output, grids
