@@ -65,7 +65,8 @@ class Painting:
         if step - self._kept_at < every or step == self.canvas.steps or not self.sink.empty():
             return None
         self._kept_at = step
-        return {"step": step, **denoiser.state(self.canvas)}
+        progress = step / self.canvas.steps  # for those who ask the broker how far it is
+        return {"step": step, "progress": progress, **denoiser.state(self.canvas)}
 
 
 def partial_steps(first: int, steps: int, count: int) -> list[int]:
