@@ -33,12 +33,16 @@ def main() -> int:
     settings = _settings(options.set, options.threads)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+    import diffusers
     import torch
+    import transformers
 
     from scripts.painter import autoencoder, denoiser, export, states
     from scripts.painter.evaluation import evaluate, grid
     from scripts.painter.painting import Plain
 
+    diffusers.utils.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
     options.folder.mkdir(parents=True, exist_ok=True)
     began, weights = time.process_time(), options.weights

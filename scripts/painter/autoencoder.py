@@ -71,8 +71,8 @@ def _scaled(model: Any, pictures: Pictures, settings: Settings) -> Any:
     return model
 
 
-def latents_of(model: Any, pixels: torch.Tensor) -> torch.Tensor:
+def latents_of(model: Any, pixels: torch.Tensor, *, bfloat16: bool) -> torch.Tensor:
     """As the denoiser knows them."""
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
         mean = model.encode(pixels).latent_dist.mean
     return (mean.float().clone() - model.config.shift_factor) * model.config.scaling_factor

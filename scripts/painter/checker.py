@@ -32,13 +32,15 @@ def see(picture: NDArray[np.uint8]) -> Scene | None:
         return None
     off = np.linalg.norm(pixels - paper, axis=2)
     inner = off > 0.8 * np.quantile(off, 0.99)
+    if not inner.any():
+        return None
     ink = np.median(pixels[inner], axis=0)
     colour = _name(ink)
     if colour is None or colour == background:
         return None
     # How much of each pixel is ink: its place on the line between the two colours.
     line = ink - paper
-    cover = ((pixels - paper) @ line / (line @ line)).clip(0, 1).reshape(-1)
+    cover = _decided((pixels - paper) @ line / (line @ line)).reshape(-1)
     scenes, masks = _candidates()
     both = masks @ cover
     overlap = both / (masks.sum(1) + cover.sum() - both)
@@ -54,6 +56,11 @@ def right(scene: Scene, picture: NDArray[np.uint8], judged: Sequence[str] = JUDG
     """Of each thing that was asked for, whether the picture has it."""
     seen = see(picture)
     return {name: seen is not None and getattr(seen, name) == getattr(scene, name) for name in judged}
+
+
+def _decided(cover: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Cover without what is faint: up to a quarter is nothing, from three quarters on everything."""
+    return (cover * 2 - 0.5).clip(0, 1)
 
 
 def _name(colour: NDArray[np.float32]) -> str | None:
@@ -73,7 +80,7 @@ def _candidates() -> tuple[list[tuple[str, str, str]], NDArray[np.float32]]:
                 for dx in offsets:
                     for dy in offsets:
                         scenes.append((shape, size, place))
-                        masks.append(mask(shape, size, place, dx, dy).reshape(EDGE * EDGE))
+                        masks.append(_decided(mask(shape, size, place, dx, dy)).reshape(EDGE * EDGE))
     return scenes, np.array(masks)
 
 

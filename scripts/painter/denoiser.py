@@ -118,7 +118,8 @@ class _Batches:
         """Of one batch."""
         settings, told, random = self._settings, self._told, self._random
         chosen = torch.randint(len(told.rows), (settings.denoiser_batch,), generator=random)
-        latents = latents_of(self._vae, self._pictures.draw(completed(told.asked[chosen], random), random))
+        pictures = self._pictures.draw(completed(told.asked[chosen], random), random)
+        latents = latents_of(self._vae, pictures, bfloat16=settings.bfloat16)
         rows, pooled = told.rows[chosen].float(), told.pooled[chosen]
         empty = torch.rand(settings.denoiser_batch, generator=random) < settings.without_prompt
         rows[empty], pooled[empty] = 0.0, 0.0  # as the language model's stage has it

@@ -29,7 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     # The autoencoder
     autoencoder_steps: int = 500
     autoencoder_batch: int = 16
-    autoencoder_rate: float = 3e-3
+    autoencoder_rate: float = 1e-3
     kl_weight: float = 3e-4
     widths: tuple[int, ...] = (16, 32, 64)  #: of its blocks; each but the last halves the edge
     latent_channels: int = 4
@@ -38,7 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     denoiser_steps: int = 2500
     denoiser_batch: int = 32
     denoiser_rate: float = 2e-3
-    warm_up: int = 100  #: steps of both trainings
+    warm_up: int = 50  #: steps of both trainings
     down: float = 0.25  #: share of their steps in which the learning rate goes down
     heads: int = 2
     head_width: int = 64

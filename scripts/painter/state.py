@@ -60,7 +60,7 @@ class Progress:
         """After a step."""
         now = time.monotonic()
         self._began = self._began or (now, step)
-        if now - self._said < 10 and step < self._steps:
+        if now - self._said < 5 and step < self._steps:
             return
         self._said = now
         left = (now - self._began[0]) / max(1, step - self._began[1]) * (self._steps - step)
