@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from adapters.chunk import Payload
+from tests.engines.helpers import until
 from tests.families.diffusion_rig import Rig, assert_same, at_once, reference, running
 from workers.engine import ItemError
 
@@ -150,3 +153,16 @@ async def test_pictures_on_the_way_come_in_order_and_change_nothing(rig: Rig, pi
         # They are pictures of what is to come, the nearer the later.
         far = [np.abs(one["image"].astype(int) - painted.image).mean() for one in painted.partials]
         assert far == sorted(far, reverse=True)
+
+
+async def test_an_idle_engine_holds_nothing_of_its_last_request(checkpoint: Path) -> None:
+    async with running("sd3", checkpoint) as rig:
+        made = (await rig.paint({"prompt": "a cup"}, num_inference_steps=2)).made
+        views = [payload[name] for payload in made["text"] for name in ("embeds", "pooled")]
+        views += [payload["latents"] for payload in made["denoiser"]]
+        held = [weakref.ref(view) for view in views]
+        for name in ("denoiser", "vae"):
+            await rig.stage(name, made, 1, {"num_inference_steps": 2})
+        del made, views
+        # Views pin blocks of shared memory that other requests wait for.
+        await until(lambda: gc.collect() >= 0 and all(view() is None for view in held))
