@@ -114,8 +114,23 @@ class DiffusionOptions(Options, frozen=True):
         "auto"  #: auto: float32 on a CPU, else bfloat16
     )
     #: Of guidance with a negative prompt. batched: both branches of a request in one pass where their shapes
-    #: agree; sequential: one after the other, which needs less memory
-    cfg: Literal["batched", "sequential"] = "batched"
+    #: agree; sequential: one after the other, which needs less memory; parallel: at the same time, the
+    #: negative one by a second process with a copy of the model. Both have resources.threads threads, and
+    #: with resources.tensor_parallel_size: 2 a GPU each
+    cfg: Literal["batched", "sequential", "parallel"] = "batched"
+    #: Leaves most of the model out in steps in which little changes, at some cost to the picture.
+    #: teacache: one of our own; first-block: diffusers' FirstBlockCache; dbcache: cache-dit's. The latter two
+    #: compute each request by itself
+    cache: Literal["none", "teacache", "first-block", "dbcache"] = "none"
+    cache_threshold: Annotated[float, Meta(ge=0)] = 0.25  #: how much may have changed; 0: nothing, so no gain
+    #: The cache is used from this share of a request's steps on, and up to that one; never in the first step
+    #: and in the last one
+    cache_start: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    cache_end: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    #: Of TeaCache's polynomial, the highest power first, as scripts/calibrate_teacache finds them. They
+    #: belong to the model
+    cache_coefficients: list[float] = []
+    cache_blocks: Annotated[int, Meta(ge=1)] = 1  #: of dbcache: how many blocks run in every step
     checkpoint_steps: Annotated[int, Meta(ge=1)] = 4  #: a request that lost its worker goes on from there
 
 

@@ -18,8 +18,6 @@ from pipelines.options import DiffusionOptions, options_of
 from workers.engine import Job
 from workers.engines.diffusion.painting import Painting
 from workers.engines.diffusion.thread import DiffusionThread
-from workers.families.find import find_class
-from workers.families.libraries import load_diffusers
 from workers.params import checked
 
 if TYPE_CHECKING:
@@ -73,11 +71,15 @@ class DiffusionEngine:
     # --- on the thread
 
     def _build(self) -> Runner:
-        load_diffusers(self.stage)
-        from workers.engines.diffusion.passes import Passes
+        from workers.engines.diffusion.build import build
         from workers.engines.diffusion.runner import Runner
 
-        options, batch = self.options, self.stage.batch
-        denoiser = find_class(options.family)(self.stage.model or "", options, self.device)
-        passes = Passes(denoiser, batch.max_batch_size, sequential=options.cfg == "sequential")
-        return Runner(denoiser, passes, options.checkpoint_steps)
+        first, *others = self.device.split(",")
+        if self.options.cfg != "parallel":
+            return Runner(*build(self.stage, first), self.options.checkpoint_steps)
+        from workers.engines.diffusion.parallel import ParallelPasses, Rank
+
+        rank = Rank(self.stage, others[0] if others else first)  # both load at the same time
+        denoiser, passes = build(self.stage, first)
+        rank.ready()
+        return Runner(denoiser, ParallelPasses(passes, rank), self.options.checkpoint_steps)

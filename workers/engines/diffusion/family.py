@@ -101,6 +101,7 @@ class Canvas:
     guidance: float = 1.0
     step: int = 0  #: the one that comes next; begins above 0 where a given picture keeps some of its own
     extras: dict[str, Any] = field(default_factory=dict)  #: the family's own: sizes, ids of positions
+    caches: dict[str, Any] = field(default_factory=dict)  #: branch -> what a cache keeps of it
 
     @property
     def steps(self) -> int:
@@ -135,6 +136,7 @@ class Denoiser(ABC):
     """Noise and conditions to latents. The defaults are those of models of flow matching."""
 
     wishes: type[Wishes] = Wishes
+    transformers: Sequence[Any] = ()  #: those of diffusers that :meth:`forward` calls; without them no caches
 
     def __init__(self, model: str, options: DiffusionOptions, device: str) -> None:
         self.model = model

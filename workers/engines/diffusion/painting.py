@@ -9,6 +9,10 @@ from typing import NamedTuple
 from adapters.chunk import Payload
 from workers.engine import Job
 from workers.engines.diffusion.family import Canvas, Denoiser, Wishes
+from workers.engines.diffusion.passes import Transformer
+
+#: Before the names of what is kept of the rows, in a checkpoint.
+_CACHE = "cache/"
 
 
 class Made(NamedTuple):
@@ -38,13 +42,19 @@ class Painting:
         self._kept_at = 0  #: the step of the last checkpoint
         self.canvas: Canvas  #: after :meth:`begin`
 
-    def begin(self, denoiser: Denoiser) -> None:
+    def begin(self, denoiser: Denoiser, passes: Transformer) -> None:
         """Makes the canvas, where an earlier attempt left it if there was one."""
         canvas = self.canvas = denoiser.begin(self._inputs, self._wishes, self._seed)
         self._partials = partial_steps(canvas.step, canvas.steps, self._wishes.partial_images)
         if self._state is not None:
             canvas.step = self._kept_at = self._state["step"]
             denoiser.restore(canvas, self._state)
+        kept = {
+            name.removeprefix(_CACHE): value
+            for name, value in (self._state or {}).items()
+            if name.startswith(_CACHE)
+        }
+        passes.begin(canvas, self._inputs, self._wishes, self._seed, kept)
         # The canvas has what it needs of them, and they may be views of blocks that others wait for.
         self._inputs, self._state = {}, None
 
@@ -59,14 +69,15 @@ class Painting:
         number = self._partials.index(step) if step in self._partials else None
         return None if number is None or number < self._emitted else number
 
-    def checkpoint(self, denoiser: Denoiser, every: int) -> Payload | None:
+    def checkpoint(self, denoiser: Denoiser, passes: Transformer, every: int) -> Payload | None:
         """A state, if one is due. One that nobody has taken yet makes the next wait."""
         step = self.canvas.step
         if step - self._kept_at < every or step == self.canvas.steps or not self.sink.empty():
             return None
         self._kept_at = step
+        caches = {_CACHE + name: value for name, value in passes.state(self.canvas.rows).items()}
         progress = step / self.canvas.steps  # for those who ask the broker how far it is
-        return {"step": step, "progress": progress, **denoiser.state(self.canvas)}
+        return {"step": step, "progress": progress, **denoiser.state(self.canvas), **caches}
 
 
 def partial_steps(first: int, steps: int, count: int) -> list[int]:

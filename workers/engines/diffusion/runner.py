@@ -10,7 +10,7 @@ from adapters.chunk import Payload
 from workers.engine import ItemError
 from workers.engines.diffusion.family import Denoiser
 from workers.engines.diffusion.painting import Made, Painting
-from workers.engines.diffusion.passes import Passes, Said
+from workers.engines.diffusion.passes import Said, Transformer
 
 #: What a step made of each painting of which there is something to say.
 Outcome = dict[Painting, Made | Exception]
@@ -21,19 +21,19 @@ class Runner:
 
     Args:
         denoiser: Loaded.
-        passes: Of its transformer.
+        passes: What computes its transformer's.
         checkpoint_steps: Between two checkpoints of a canvas.
     """
 
-    def __init__(self, denoiser: Denoiser, passes: Passes, checkpoint_steps: int) -> None:
+    def __init__(self, denoiser: Denoiser, passes: Transformer, checkpoint_steps: int) -> None:
         self.denoiser = denoiser
         self.steps = 0  #: taken so far
-        self._passes = passes
+        self.passes = passes
         self._checkpoint_steps = checkpoint_steps
 
     def step(self, paintings: Sequence[Painting]) -> Outcome:
         """One step of each. What raises for one fails that one alone."""
-        said = self._passes([painting.canvas for painting in paintings])
+        said = self.passes([row for painting in paintings for row in painting.canvas.rows])
         outcome: Outcome = {}
         partials: dict[Painting, Payload | None] = {}
         for painting in paintings:
@@ -69,7 +69,7 @@ class Runner:
         canvas = painting.canvas
         if canvas.step == canvas.steps:
             return Made(self.denoiser.picture(canvas, canvas.latents), last=True)
-        return Made(partial, painting.checkpoint(self.denoiser, self._checkpoint_steps))
+        return Made(partial, painting.checkpoint(self.denoiser, self.passes, self._checkpoint_steps))
 
 
 def _sound(paintings: Sequence[Painting]) -> list[bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from workers.engines.diffusion.painting import Made, Painting
@@ -47,16 +48,21 @@ class DiffusionThread(EngineThread):
         """Steps while there are canvases."""
         import torch
 
-        with torch.inference_mode():
+        with torch.inference_mode(), closing(self.runner.passes):
             while self.obey(0.0 if self._running or self._waiting else None):
-                outcome = self._admit()
-                if self._running:
-                    outcome |= self.runner.step(self._running)
-                for painting, made in outcome.items():
-                    if isinstance(made, Exception) or made.last:
-                        self._drop(painting)
-                if outcome:
-                    self.tell(_deliver, outcome)
+                self._turn()
+
+    def _turn(self) -> None:
+        """A step of all that there are. Its variables end with it: those of :meth:`serve` would hold the last
+        painting, and with it blocks of shared memory, for as long as nothing else comes."""
+        outcome = self._admit()
+        if self._running:
+            outcome |= self.runner.step(self._running)
+        for painting, made in outcome.items():
+            if isinstance(made, Exception) or made.last:
+                self._drop(painting)
+        if outcome:
+            self.tell(_deliver, outcome)
 
     def _admit(self) -> Outcome:
         """Begins those that have waited and now have a place. Says which can't begin, or are over."""
@@ -64,20 +70,22 @@ class DiffusionThread(EngineThread):
         while self._waiting and len(self._running) < self._max_canvases:
             painting = self._waiting.pop(0)
             try:
-                painting.begin(self.runner.denoiser)
+                painting.begin(self.runner.denoiser, self.runner.passes)
             except Exception as error:
                 outcome[painting] = error
             else:
+                self._running.append(painting)
                 if painting.over:
+                    self._drop(painting)
                     outcome[painting] = Made(last=True)
-                else:
-                    self._running.append(painting)
         return outcome
 
     def _drop(self, painting: Painting) -> None:
-        for some in (self._running, self._waiting):
-            if painting in some:
-                some.remove(painting)
+        if painting in self._waiting:
+            self._waiting.remove(painting)
+        if painting in self._running:
+            self._running.remove(painting)
+            self.runner.passes.forget(painting.canvas)
 
 
 def _deliver(outcome: Outcome) -> None:

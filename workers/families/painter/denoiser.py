@@ -36,6 +36,7 @@ class Painter(Denoiser):
         refuse(options, "family_options")
         parts = Parts(model, device=device, dtype=options.dtype)
         self._transformer = parts.module("transformer")
+        self.transformers = [self._transformer]
         self._template = parts.plain("scheduler")
 
     def begin(self, inputs: Mapping[str, list[Payload]], wishes: Wishes, seed: int) -> Canvas:

@@ -37,6 +37,7 @@ class QwenImage(Denoiser):
         parts = Parts(model, device=device, dtype=options.dtype)
         self._form = Form(parts)
         self._transformer = parts.module("transformer")
+        self.transformers = [self._transformer]
         self._template = parts.plain("scheduler")
         for setting in ("guidance_embeds", "use_additional_t_cond"):
             if self._transformer.config.get(setting):

@@ -37,6 +37,7 @@ class Sd3(Denoiser):
         refuse(options, "family_options")
         parts = Parts(model, device=device, dtype=options.dtype)
         self._transformer = parts.module("transformer")
+        self.transformers = [self._transformer]
         self._template = parts.plain("scheduler")
         #: Pixels of a latent's edge.
         self._shrinks = 2 ** (len(parts.config("vae")["block_out_channels"]) - 1)

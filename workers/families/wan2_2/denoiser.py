@@ -39,6 +39,7 @@ class Film(Denoiser):
         parts = Parts(model, device=device, dtype=options.dtype)
         self._form = Form(parts)
         self._experts = [parts.module(name) for name in ("transformer", "transformer_2") if parts.has(name)]
+        self.transformers = self._experts
         self._template = parts.plain("scheduler")
         share = parts.index.get("boundary_ratio")
         #: Below this timestep the second transformer takes over.
