@@ -38,9 +38,8 @@ class Flux(Denoiser):
         self._transformer = parts.module("transformer")
         self.transformers = [self._transformer]
         self._template = parts.plain("scheduler")
-        self._shrinks = 2 ** (
-            len(parts.config("vae")["block_out_channels"]) - 1
-        )  #: pixels of a latent's edge
+        #: Pixels of a latent's edge.
+        self._shrinks = 2 ** (len(parts.config("vae")["block_out_channels"]) - 1)
 
     def begin(self, inputs: Mapping[str, list[Payload]], wishes: Wishes, seed: int) -> Canvas:
         """Inputs: "text"."""
