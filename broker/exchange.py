@@ -208,6 +208,8 @@ def chat(
     _check_outputs(pipeline, outputs)
     has = attached.has(pipeline)
     payload: Payload = {"messages": attached.place(prompt), **attached.fields()}
+    if IMAGE in outputs:  # for stages that know no conversation
+        payload["prompt"] = _last_words(payload["messages"])
     ours: Params = {}
     if sampling and TEXT in pipeline.outputs:
         ours[pipeline.outputs[TEXT]] = dict(sampling)
@@ -221,6 +223,16 @@ def chat(
         has,
         _seed(seed),
     )
+
+
+def _last_words(messages: Messages) -> str:
+    """The last user message's text. Raises CannotDo where there is none."""
+    content = next((m.get("content") for m in reversed(messages) if m.get("role") == "user"), None)
+    parts = content if isinstance(content, list) else [{"text": content}]
+    words = "\n".join(text for part in parts if isinstance(text := part.get("text"), str))
+    if not words.strip():
+        raise CannotDo("no user message says what to draw")
+    return words
 
 
 def speech(

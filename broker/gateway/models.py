@@ -124,7 +124,8 @@ class Model:
 
     def card(self) -> dict[str, Any]:
         """The entry of GET /v1/models: OpenAI's fields, and what the pipeline takes and gives."""
-        chat = self.pipeline.endpoints.get("chat")
+        outputs = [name for endpoint in self.pipeline.endpoints.values() for name in endpoint.outputs]
+        given = [name for name in dict.fromkeys(outputs) if name in (TEXT, AUDIO, IMAGE, VIDEO)]
         return {
             "id": self.name,
             "object": "model",
@@ -133,7 +134,7 @@ class Model:
             "description": self.pipeline.description,
             "endpoints": list(self.pipeline.endpoints),
             "input_modalities": [TEXT, *self.inputs],
-            "output_modalities": self.modalities(chat) if chat else [],
+            "output_modalities": given,
             "voices": self.voices,
             "stages": self.order,
         }

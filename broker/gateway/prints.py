@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ Format = Literal["png", "jpeg", "webp"]
 
 #: How each is written. PNG: a third of the time of Pillow's own level, and a few percent larger.
 _HOW: dict[str, dict[str, Any]] = {"png": {"compress_level": 3}, "jpeg": {"subsampling": 0}, "webp": {}}
+
+
+_films = asyncio.Semaphore(1)  # its encoder has threads of its own
 
 
 class Print(NamedTuple):
@@ -73,7 +77,7 @@ async def film(payloads: Sequence[Payload]) -> bytes:
     frames = [pixels(payload, "frames", 4) for payload in payloads]
     if not sum(map(len, frames)):
         raise _bad("the pipeline gave no film")
-    return await in_thread(partial(_film, frames, float(payloads[0].get("fps", 0))))
+    return await in_thread(partial(_film, frames, float(payloads[0].get("fps", 0))), _films)
 
 
 def _film(parts: Sequence[Rgb], fps: float, stop: Event) -> bytes:

@@ -41,10 +41,13 @@ async def load(text: str, field: str, fetcher: Fetcher) -> bytes:
         raise ApiError(f"{field}: not valid base64: {error}", field, code="invalid_base64") from None
 
 
-async def in_thread(work: Callable[[threading.Event], T]) -> T:
-    """Runs ``work`` in a thread; the event that it gets is set when nobody waits for it any more."""
+async def in_thread(work: Callable[[threading.Event], T], slots: asyncio.Semaphore = _slots) -> T:
+    """Runs ``work`` in a thread; the event that it gets is set when nobody waits for it any more.
+
+    ``slots``: how many may run at once. What takes long has its own, so that a picture need not wait for it.
+    """
     stop = threading.Event()
-    async with _slots:
+    async with slots:
         try:
             return await asyncio.to_thread(work, stop)
         finally:

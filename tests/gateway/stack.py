@@ -93,8 +93,8 @@ def pipelines() -> list[Pipeline]:
         endpoints={
             "chat": Endpoint(outputs=["text", "image"]),
             "images": pictures,
-            "edits": pictures,
-            "videos": Endpoint(outputs=["video"], max_frames=33, fps=8.0, **bounds),
+            "edits": Endpoint(outputs=["image"], max_n=4, max_partial_images=1, **bounds),
+            "videos": Endpoint(outputs=["video"], max_frames=33, fps=8.0, keep_s=1800.0, **bounds),
         },
         inputs=["image"],
     )

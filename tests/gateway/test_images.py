@@ -238,6 +238,7 @@ EDIT_ROWS: list[tuple[list[tuple[str, bytes | str]], int, str]] = [
     ([("image", file(BLACK)), ("strength", "1.5")], 400, "strength"),
     ([("image", file(BLACK)), ("guidance_scale", "nan")], 400, "guidance_scale"),
     ([("image", file(BLACK)), ("n", "5")], 400, "n"),
+    ([("image", file(BLACK)), ("stream", "true"), ("partial_images", "2")], 400, "partial_images"),
     ([("image", file(BLACK)), ("num_inference_steps", "0")], 400, "num_inference_steps"),
     ([("image", file(BLACK)), ("response_format", "url")], 400, "response_format"),
     ([("image", file(BLACK)), ("prompt", " ")], 400, "prompt"),

@@ -106,3 +106,16 @@ def test_the_python_api_takes_arrays(stack: Stack) -> None:
             omni.generate([{"role": "system", "content": "x"}], images=[picture])
     with Omni("echo", address=stack.address) as omni, pytest.raises(ValueError, match="takes no images"):
         omni.generate("x", images=[picture])
+
+
+def test_a_picture_from_python_shows_the_last_words(stack: Stack) -> None:
+    with Omni("sketch", address=stack.address) as omni:
+
+        def drawn(prompt: Any) -> Any:
+            (payload,) = omni.generate(prompt, ["image"], seed=1).outputs["image"]
+            return payload["image"][0, 0].tolist()
+
+        asked = [{"role": "user", "content": [{"type": "text", "text": "a boat"}]}]
+        assert drawn("a boat") == drawn(asked) != drawn("a ship")
+        with pytest.raises(ValueError, match="what to draw"):
+            drawn([{"role": "system", "content": "a boat"}])

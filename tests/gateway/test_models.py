@@ -36,6 +36,7 @@ async def test_the_list_says_what_each_takes_and_gives(http: aiohttp.ClientSessi
     assert cards["echo"]["input_modalities"] == ["text"]
     assert cards["echo"]["output_modalities"] == ["text", "audio"]
     assert cards["echo"]["endpoints"] == ["chat", "speech"]
+    assert cards["sketch"]["output_modalities"] == ["text", "image", "video"]
 
 
 def test_a_pipeline_may_take_media_without_a_stage_of_their_own() -> None:
