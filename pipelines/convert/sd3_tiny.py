@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelines.convert import tiny_diffusion as tiny
 
-CHANNELS = 4  #: of the latents
+CHANNELS = 16  #: of the latents, as many as the real one has
 CLIP = 16  #: hidden size of each CLIP, and of its projection
 TEXT = 2 * CLIP  #: hidden size of T5, and what the transformer reads
 

@@ -37,6 +37,8 @@ class DiffusionVaeEngine(BatchingEngine[Item, Payload]):
         """Loads the VAE. Raises MissingLibrary, ModelError, or ValueError for what is no checkpoint."""
         load_diffusers(self.stage)
         family = find_class(self.options.family)
+        if self.options.encodes and family.encode is Vae.encode:
+            raise ValueError(f"options.encodes: {self.options.family} takes no pictures")
         self._vae = family(self.stage.model or "", self.options, self.device)
 
     def run(self, job: Job) -> AsyncIterator[Payload]:

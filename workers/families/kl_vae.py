@@ -20,7 +20,7 @@ class KlVae(Vae):
 
     def __init__(self, model: str, options: DiffusionVaeOptions, device: str) -> None:
         super().__init__(model, options, device)
-        refuse(options, "family_options", "encodes")
+        refuse(options, "family_options")
         self._vae = Parts(model, device=device, dtype=options.dtype).module("vae")
 
     def decode(self, items: Sequence[Payload]) -> list[Payload | Exception]:

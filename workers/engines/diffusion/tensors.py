@@ -28,9 +28,14 @@ def copied(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
-def noise(shape: Sequence[int], seed: int, device: Any, dtype: Any) -> torch.Tensor:
-    """Noise as diffusers draws it with a generator on the CPU that has this seed: the same on any device."""
+def noise(shape: Sequence[int], seed: int, device: Any, dtype: Any, *, skip: int = 0) -> torch.Tensor:
+    """Noise as diffusers draws it with a generator on the CPU that has this seed: the same on any device.
+
+    ``skip``: so many draws of this shape came before.
+    """
     import torch
 
     generator = torch.Generator("cpu").manual_seed(seed)
+    for _ in range(skip):
+        torch.randn(tuple(shape), generator=generator, dtype=dtype)
     return torch.randn(tuple(shape), generator=generator, dtype=dtype).to(device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workers.engines.diffusion.family import Wishes
 
-STEPS, GUIDANCE = 28, 7.0
+STEPS, GUIDANCE, STRENGTH = 28, 7.0, 0.6
 
 
 def scale_of(wishes: Wishes) -> float:
