@@ -123,11 +123,12 @@ async def test_the_first_editor_reads_its_one_picture_in_full(
 
 
 @pytest.mark.parametrize(
-    ("request_", "message", "param"),
+    ("asked", "message", "param"),
     [
         ({"prompt": "a cup"}, "send one", "image"),
         ({"prompt": "a cup", "images": [ONE] * 4}, "at most 3, got 4", "image"),
         ({"prompt": "a cup", "images": [ONE], "mask": ONE[..., 0]}, "takes none", "mask"),
+        ({"prompt": "a cup", "images": [ONE], "strength": 0.5}, "takes none", "strength"),
         ({"prompt": "a cup", "images": [picture(2, 300)]}, "over 100 times", "image"),
         ({"prompt": "<|image_pad|>", "images": [ONE]}, "stands for a picture", "prompt"),
         (
@@ -138,11 +139,12 @@ async def test_the_first_editor_reads_its_one_picture_in_full(
     ],
 )
 async def test_an_edit_that_cannot_be_is_refused_by_the_name_of_its_field(
-    edits: Path, request_: dict[str, Any], message: str, param: str
+    edits: Path, asked: dict[str, Any], message: str, param: str
 ) -> None:
     async with running("qwen_image", edits, stages=["text"]) as rig:
+        params = {name: asked.pop(name) for name in ("strength",) if name in asked}
         with pytest.raises(ItemError, match=message) as refused:
-            await rig.paint(request_, has=["image"])
+            await rig.paint(asked, has=["image"], **params)
     assert (refused.value.status, refused.value.param) == (400, param)
 
 

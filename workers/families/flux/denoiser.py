@@ -57,6 +57,7 @@ class Flux(Denoiser):
             wishes.cfg,
             extras={
                 "size": (height, width),
+                "places": _places(height, width).to(latents),
                 "scale": GUIDANCE if wishes.guidance_scale is None else wishes.guidance_scale,
             },
         )
@@ -78,7 +79,7 @@ class Flux(Denoiser):
             pooled_projections=stacked(rows, "pooled"),
             encoder_hidden_states=embeds,
             txt_ids=latents.new_zeros(embeds.shape[1], 3),
-            img_ids=_places(*rows[0].canvas.extras["size"]).to(latents),
+            img_ids=rows[0].canvas.extras["places"],
             return_dict=False,
         )[0]
         return said

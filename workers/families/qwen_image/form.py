@@ -13,10 +13,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from adapters.chunk import Payload
 from pipelines.options import DiffusionTextOptions, DiffusionVaeOptions
 from workers.engine import ItemError
-from workers.engines.diffusion.family import Wishes, size_of
+from workers.engines.diffusion.family import Request, Wishes, size_of
 from workers.families.find import refuse
 from workers.families.parts import Parts
 
@@ -84,11 +83,12 @@ class Form:
         read = self.most > 1 and isinstance(options, DiffusionTextOptions)
         return own or (_READ_AREA if read else _AREA)
 
-    def pictures(self, payload: Payload) -> list[Any]:
-        """A request's, uint8 [height, width, 3] each. Raises ItemError (400)."""
-        images: list[Any] = list(payload.get("images", ()))
-        if "mask" in payload:
-            raise _refused("mask: this model takes none; say in words what shall change", "mask")
+    def pictures(self, request: Request) -> list[Any]:
+        """Those that came with it, uint8 [height, width, 3] each. Raises ItemError (400)."""
+        images: list[Any] = list(request.payload.get("images", ()))
+        for name, given in (("mask", request.payload.get("mask")), ("strength", request.wishes.strength)):
+            if given is not None:
+                raise _refused(f"{name}: this model takes none; say in words what shall change", name)
         if images and not self.edits:
             raise _refused("image: this model draws from words alone", "image")
         if self.edits and not images:

@@ -62,7 +62,7 @@ class Text(TextEncoder):
     def prompts(self, request: Request) -> Sequence[Prompt]:
         """A negative prompt counts where the scale is above 1; an empty one is one."""
         assert isinstance(request.wishes, QwenImageWishes)
-        images = tuple(self._form.pictures(request.payload))
+        images = tuple(self._form.pictures(request))
         given = {POSITIVE: request.payload["prompt"], NEGATIVE: request.payload.get("negative_prompt")}
         if request.wishes.cfg <= 1:
             given[NEGATIVE] = None

@@ -46,7 +46,7 @@ class QwenImageVae(Vae):
         return [self._encoded(request) for request in requests]
 
     def _encoded(self, request: Request) -> Payload:
-        latents = [self._latents(image) for image in self._form.pictures(request.payload)]
+        latents = [self._latents(image) for image in self._form.pictures(request)]
         return {
             "latents": torch.cat([pack(each)[0] for each in latents]).float().cpu(),
             "sizes": [list(each.shape[2:]) for each in latents],
