@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ class DualBlock(OneByOne):
 
     def __init__(self, denoiser: Denoiser, threshold: float, window: Window, blocks: int) -> None:
         super().__init__(denoiser, window)
+        os.environ.setdefault("CACHE_DIT_LOG_LEVEL", "warning")  # it reports each list of blocks on stdout
         cache_dit = library("cache_dit", "caches")
         self._config = cache_dit.DBCacheConfig(
             Fn_compute_blocks=blocks,
