@@ -33,17 +33,26 @@ def load(name: str | Path, stage_overrides: Sequence[str] = (), models: Sequence
 
 
 def load_all(
-    names: Sequence[str | Path], stage_overrides: Sequence[str] = (), models: Sequence[str] = ()
+    names: Sequence[str | Path],
+    stage_overrides: Sequence[str] = (),
+    models: Sequence[str] = (),
+    *,
+    teacache: bool = False,
 ) -> list[Pipeline]:
     """Loads the pipelines that one broker serves. An override goes to each of them that has its stage.
 
-    Raises :class:`PipelineError`, also when two of them carry one name, or an override has no stage.
+    ``teacache``: every stage whose ``cache_coefficients`` are known uses it, unless it names another cache.
+
+    Raises :class:`PipelineError`, also when two of them carry one name, an override has no stage, or no stage
+    can use TeaCache although it shall.
     """
     files = [find(name) for name in names]
     documents = [_read(file) for file in files]
     for model in models:
         whole.apply(model, documents)
     _override([overrides.parse(text) for text in stage_overrides], documents)
+    if teacache:
+        _enable_teacache(documents)
     pipelines: list[Pipeline] = []
     for file, document in zip(files, documents, strict=True):
         try:
@@ -114,3 +123,20 @@ def _override(settings: list[Override], documents: list[dict[str, Any]]) -> None
             raise PipelineError(problem, file=f"--stage {setting.text}")
         for document in chosen:
             overrides.apply(setting, document)
+
+
+def _enable_teacache(documents: list[dict[str, Any]]) -> None:
+    found = False
+    for document in documents:
+        for name, stage in document["stages"].items():
+            options = stage.get("options")
+            if isinstance(options, dict) and options.get("cache_coefficients"):
+                found = True
+                # A copy, since YAML's aliases let stages share a map.
+                document["stages"][name] = stage | {"options": {"cache": "teacache"} | options}
+    if not found:
+        raise PipelineError(
+            "no stage has cache_coefficients, which belong to a model; scripts/calibrate_teacache finds "
+            "them, and --stage denoiser.cache_coefficients=[...] sets them",
+            file="--enable-teacache",
+        )

@@ -56,6 +56,14 @@ def start(  # noqa: PLR0917 - the options of a command line
             "each that has the stage, or name one: voice/thinker.max_num_seqs=32. Repeat it for more."
         ),
     ] = None,
+    enable_teacache: Annotated[
+        bool,
+        typer.Option(
+            "--enable-teacache",
+            help="Denoisers leave most of the model out in steps in which little changes, at some cost to "
+            "the picture: all of them whose pipeline has cache_coefficients.",
+        ),
+    ] = False,
     host: Annotated[str, typer.Option(help="Where the gateway listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Its port; 0 picks a free one.", min=0, max=65535)] = 8000,
     checkpoint: Annotated[
@@ -135,7 +143,9 @@ def start(  # noqa: PLR0917 - the options of a command line
         settings = Settings(
             pipelines=[
                 loaded.with_checkpoint(checkpoint) if checkpoint else loaded  # type: ignore[arg-type]
-                for loaded in load_all(pipeline or [DEFAULT_PIPELINE], stage or [], model or [])
+                for loaded in load_all(
+                    pipeline or [DEFAULT_PIPELINE], stage or [], model or [], teacache=enable_teacache
+                )
             ],
             host=host,
             port=port,

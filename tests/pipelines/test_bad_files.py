@@ -199,7 +199,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_pipeline_lists_those_that_ship() -> None:
-    with pytest.raises(PipelineError, match=r"voise: no such file.*did you mean voice\? Allowed: echo, flux, "):
+    with pytest.raises(
+        PipelineError, match=r"voise: no such file.*did you mean voice\? Allowed: echo, flux, "
+    ):
         load("voise")
 
 

@@ -45,6 +45,10 @@ VALUES: dict[str, Any] = {
     "family_options": {"frames": 24},
     "sampling": {"top_k": 5},
     "cfg": "sequential",
+    "cache": "dbcache",
+    "cache_start": 0.1,
+    "cache_end": 0.9,
+    "cache_coefficients": [1.0, 0.0],
     "encodes": True,
     "exact": False,
     "voices": ["en"],
@@ -189,3 +193,17 @@ def test_a_bad_setting_is_refused_by_name(setting: str, says: str | None) -> Non
     with pytest.raises(PipelineError) as caught:
         load("voice", [setting])
     assert says in str(caught.value)
+
+
+def test_teacache_goes_to_the_stages_whose_coefficients_are_known_and_says_so_where_there_are_none() -> None:
+    flux, sd3 = load_all(["flux", "sd3"], teacache=True)
+    assert flux.stages["denoiser"].options["cache"] == "teacache"
+    assert "cache" not in sd3.stages["denoiser"].options
+    (without,) = load_all(["flux"])
+    assert "cache" not in without.stages["denoiser"].options
+    (chosen,) = load_all(["flux"], ["denoiser.cache=none"], teacache=True)
+    assert chosen.stages["denoiser"].options["cache"] == "none"
+    (given,) = load_all(["sd3"], ["denoiser.cache_coefficients=[1.0, 0.0]"], teacache=True)
+    assert given.stages["denoiser"].options["cache"] == "teacache"
+    with pytest.raises(PipelineError, match=r"--enable-teacache.*calibrate_teacache"):
+        load_all(["sd3"], teacache=True)
