@@ -90,6 +90,8 @@ async def test_without_a_size_it_is_as_large_as_the_picture_within_the_models_bo
         (1, {"strength": 1.1}, "strength"),
         (1, {"width": 24}, "size"),
         (1, {"width": 512, "height": 512}, "size"),
+        (1, {"true_cfg_scale": 4.0}, "true_cfg_scale"),
+        (1, {"guidance_scale_2": 4.0}, "guidance_scale_2"),
     ],
 )
 async def test_an_edit_that_cannot_be_is_refused_by_name(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from adapters.chunk import Payload
 from pipelines.graph import Stage
 from pipelines.options import DiffusionOptions, options_of
-from workers.engine import Job
+from workers.engine import ItemError, Job
 from workers.engines.diffusion.painting import Painting
 from workers.engines.diffusion.thread import DiffusionThread
 from workers.params import checked
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from workers.engines.diffusion.runner import Runner
 
 log = logging.getLogger("engine")
+
+#: Of guidance; some families have them, beside ``guidance_scale``.
+SCALES = ("true_cfg_scale", "guidance_scale_2")
 
 
 class DiffusionEngine:
@@ -49,7 +52,11 @@ class DiffusionEngine:
 
     async def run(self, job: Job) -> AsyncIterator[Payload]:
         """Paints one job. Raises ItemError (400) for parameters that the family can't follow."""
-        wishes = checked(job.params, self.thread.runner.denoiser.wishes)
+        kind = self.thread.runner.denoiser.wishes
+        for name in SCALES:  # all stages get all parameters; this one knows which of these there are
+            if job.params.get(name) is not None and name not in kind.__struct_fields__:
+                raise ItemError(f"{name}: this model has no such scale", status=400, param=name)
+        wishes = checked(job.params, kind)
         inputs = {producer: await job.gather(producer) for producer in job.inputs}
         painting = Painting(job, inputs, wishes)
         del inputs  # the painting lets go of them once it has begun
