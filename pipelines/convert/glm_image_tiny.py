@@ -101,7 +101,13 @@ def _processor() -> Any:
         "grid_eos_token": "<eop>",
     }
     tokenizer = make_tokenizer(SPECIALS, CHAT_TEMPLATE, named)
-    return GlmImageProcessor(GlmImageImageProcessorPil(), tokenizer, chat_template=CHAT_TEMPLATE)
+    pictures = GlmImageImageProcessorPil(
+        patch_size=16,
+        temporal_patch_size=1,
+        merge_size=1,
+        size={"shortest_edge": 64 * 64, "longest_edge": 512 * 512},
+    )
+    return GlmImageProcessor(pictures, tokenizer, chat_template=CHAT_TEMPLATE)
 
 
 def _language_model(generator: Any) -> Any:

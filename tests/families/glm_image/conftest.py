@@ -25,5 +25,10 @@ def pipe(checkpoint: Path) -> Any:
     from diffusers import GlmImagePipeline
 
     pipe = GlmImagePipeline.from_pretrained(checkpoint)
-    pipe.vision_language_encoder.generation_config.top_k = 1
+    model = pipe.vision_language_encoder
+    model.generation_config.top_k = 1
+    # diffusers joins what the tower says of pictures of one size along the axis of its channels; transformers
+    # 5.19 wants a list, and without this all edits fail.
+    tokens, channels = model.get_image_tokens, model.config.vq_config.latent_channels
+    model.get_image_tokens = lambda joined, grids: tokens(joined.split(channels))
     return pipe

@@ -23,6 +23,15 @@ REQUESTS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
     ({"prompt": "a dog"}, {"width": 96, "height": 64, "num_inference_steps": 1}, 3),
     ({"prompt": "a dog"}, {**SQUARE, "num_inference_steps": 2, "guidance_scale": 1.0}, 4),
 ]
+PICTURES = [
+    np.random.default_rng(number).integers(0, 255, (64, 96, 3), dtype=np.uint8) for number in range(2)
+]
+#: Of one picture, in its size and in another; of two pictures, not guided.
+EDITS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    ({"prompt": "a 'dog'", "images": PICTURES[:1]}, {"num_inference_steps": 3}, 5),
+    ({"prompt": "a dog", "images": PICTURES[1:]}, {**SQUARE, "num_inference_steps": 2}, 6),
+    ({"prompt": "a", "images": PICTURES}, {**SQUARE, "num_inference_steps": 2, "guidance_scale": 1.0}, 7),
+]
 
 
 def codes_of(payloads: list[Payload]) -> list[int]:
@@ -38,6 +47,26 @@ async def test_unequal_requests_in_one_batch_are_what_each_is_alone(checkpoint: 
     assert len({tuple(codes_of(one.made["thinker"])) for one in painted}) == 4
     for one, (request, params, seed) in zip(painted, REQUESTS, strict=True):
         assert_same(one, reference(pipe, seed=seed, **request, **params))
+
+
+async def test_edits_in_one_batch_with_others_are_what_each_is_alone(checkpoint: Path, pipe: Any) -> None:
+    from PIL import Image
+
+    requests = [*EDITS, REQUESTS[1]]
+    async with running("glm_image", checkpoint, *SMALL) as rig:
+        painted = await at_once(
+            *(
+                rig.paint(
+                    request, seed=seed, has=["image"] if "images" in request else [], **GREEDY, **params
+                )
+                for request, params, seed in requests
+            )
+        )
+    for one, (request, params, seed) in zip(painted, requests, strict=True):
+        pictures = [Image.fromarray(image) for image in request.get("images", [])]
+        size = {} if "width" in params else {"height": 64, "width": 96}
+        call = {"prompt": request["prompt"], "image": pictures or None, **size, **params}
+        assert_same(one, reference(pipe, seed=seed, **call))
 
 
 async def test_codes_are_drawn_by_the_seed_and_the_picture_is_theirs(checkpoint: Path, pipe: Any) -> None:
@@ -70,15 +99,26 @@ async def test_engines_that_die_on_the_way_change_nothing(checkpoint: Path) -> N
 def test_codes_stand_where_the_model_was_taught_that_they_stand(pipe: Any) -> None:
     import torch
 
-    from workers.families.glm_image.thinker import places
+    from workers.families.glm_image.sight import places, prompt_places
 
     model = pipe.vision_language_encoder.model
-    ids = torch.tensor([[5, 6, 7, model.config.image_start_token_id]])
+    config = model.config
+    start, end, code = config.image_start_token_id, config.image_end_token_id, config.image_token_id
+    text = [5, 6, 7, start]
     grids = torch.tensor([[1, 2, 5], [1, 3, 2]])  # the large picture's, then the small one's
-    prompt, _ = model.get_rope_index(ids, image_grid_thw=grids)
-    assert prompt[:, 0].tolist() == [[0, 1, 2, 3]] * 3
+    prompt, _ = model.get_rope_index(torch.tensor([text]), image_grid_thw=grids)
+    ours, behind = prompt_places(text, code, [])
+    assert prompt[:, 0].tolist() == ours.tolist()
     taught = model._cached_decode_position_ids[0]  # and one more, of the mark at the end
-    assert places([(3, 2), (2, 5)], 4).tolist() == taught[:, :-1].tolist()
+    assert places([(3, 2), (2, 5)], behind).tolist() == taught[:, :-1].tolist()
+
+    edit = [5, start, *[code] * 6, end, start, *[code] * 2, end, 6, start]
+    grids = torch.tensor([[1, 2, 3], [1, 2, 1], [1, 2, 2]])  # of those given, and the one to write
+    prompt, _ = model.get_rope_index(torch.tensor([edit]), image_grid_thw=grids)
+    ours, behind = prompt_places(edit, code, [(2, 3), (2, 1)])
+    assert prompt[:, 0].tolist() == ours.tolist()
+    taught = model._cached_decode_position_ids[0]
+    assert places([(2, 2)], behind).tolist() == taught[:, :-1].tolist()
 
 
 async def test_what_it_can_not_draw_is_named(checkpoint: Path) -> None:
@@ -88,6 +128,9 @@ async def test_what_it_can_not_draw_is_named(checkpoint: Path) -> None:
         ({"prompt": "a dog"}, {"num_inference_steps": 0}, "num_inference_steps"),
         ({"prompt": "a <|image|> of a dog"}, {}, "prompt"),
         ({"prompt": "a dog"}, {"width": 2048, "height": 2048}, "size"),  # more than this model's positions
+        ({"prompt": "a dog", "images": [PICTURES[0][:8]]}, {}, "image"),  # too narrow
+        ({"prompt": "a dog", "images": PICTURES[:1]}, {"strength": 0.5}, "strength"),
+        ({"prompt": "a dog", "images": PICTURES[:1], "mask": PICTURES[0][..., 0]}, {}, "mask"),
     ]
     async with running("glm_image", checkpoint, *SMALL) as rig:
         for request, params, field in cases:

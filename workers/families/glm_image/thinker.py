@@ -1,18 +1,18 @@
 """GLM-Image's language model for the engine ``ar``: a prompt to the codes of a picture.
 
 An answer's length is known: the codes of a small picture, row by row, and then those of the large one, one
-for 32 x 32 pixels. Each stands at its row and column. Where diffusers would take a mark for a code, and fail,
-none can be drawn here: only codes are.
+for 32 x 32 pixels; for an edit those of the large one alone. Each stands at its row and column. Where
+diffusers would take a mark for a code, and fail, none can be drawn here: only codes are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from adapters.chunk import Payload
@@ -20,9 +20,10 @@ from pipelines.options import ArOptions
 from workers.engine import ItemError, Job
 from workers.engines.ar.attention import use_pages
 from workers.engines.ar.family import Layout, Model, Prompt, Step, Work
-from workers.engines.diffusion.family import Wishes
+from workers.engines.diffusion.family import Request, Wishes
 from workers.engines.diffusion.requests import request_of
 from workers.families.find import refuse
+from workers.families.glm_image.sight import Given, Grid, Sight, places, prompt_places
 from workers.families.glm_image.wishes import picture_size
 from workers.families.parts import Parts
 from workers.families.sampling import sampling_defaults
@@ -31,11 +32,21 @@ from workers.families.weights import Checkpoint
 _CODES = 64  #: of one payload; a new attempt goes on behind the last whole one
 _SAMPLING = {"do_sample": True}  #: as diffusers does, whatever the checkpoint says
 
-Grid = tuple[int, int]  #: rows and columns
+
+class Reading(NamedTuple):
+    """A request, read."""
+
+    ids: list[int]  #: with a placeholder for each code of the given pictures
+    grids: list[Grid]  #: of what is to be written
+    given: Given | None
 
 
 class Thinker(Model):
-    """Its payloads are {"codes": [code, ...]}; together the small picture's and the large one's."""
+    """Its payloads are {"codes": [code, ...]}; together the small picture's and the large one's.
+
+    The first one has beside that "grid": [rows, columns] of the large picture; and for an edit "given": int32
+    [codes], those of the given pictures, and "given_grids": [[rows, columns], ...].
+    """
 
     axes = 3
 
@@ -63,18 +74,19 @@ class Thinker(Model):
         self.suppressed_ids = range(config.vq_config.num_embeddings, text.vision_vocab_size)
         generation = {f"thinker_{name}": value for name, value in checkpoint.generation.items()}
         self.defaults = sampling_defaults(generation, "thinker", _SAMPLING)
-        self._marks = {config.image_token_id, config.image_start_token_id, config.image_end_token_id}
+        self._sight = Sight(checkpoint, **place)
+        self._placeholder = config.image_token_id
         self._processor = parts.plain("processor", GlmImageProcessor)
+        marks = [config.image_token_id, config.image_start_token_id, config.image_end_token_id]
+        self._marks = self._processor.tokenizer.convert_ids_to_tokens(marks)
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     async def begin(self, job: Job) -> Work | None:
         """The prompt, and where the codes stand."""
         request = await request_of(job, Wishes)
-        height, width = picture_size(request.wishes)
         loop = asyncio.get_running_loop()
-        ids, grids = await loop.run_in_executor(
-            self._tokenizing, self._read, request.payload["prompt"], height, width
-        )
+        reading = await loop.run_in_executor(self._tokenizing, self._read, request)
+        ids, grids, given = reading
         written = [[code] for payload in job.resumed for code in payload["codes"]]
         count = sum(rows * columns for rows, columns in grids)
         if len(written) >= count:
@@ -85,27 +97,49 @@ class Thinker(Model):
                 status=400,
                 param="size",
             )
-        prompt = Prompt(ids, answer_positions=places(grids, len(ids)))
+        first: Payload = {"grid": list(grids[-1])}
+        positions, end = prompt_places(ids, self._placeholder, given.grids if given else ())
+        if given is not None:
+            seen = await self.call(self._sight.codes, given)
+            left = iter(seen)
+            ids = [next(left) if token == self._placeholder else token for token in ids]
+            first["given"] = torch.tensor(seen, dtype=torch.int32)
+            first["given_grids"] = [list(grid) for grid in given.grids]
+        prompt = Prompt(ids, positions=positions, answer_positions=places(grids, end))
         params = job.params | {"max_tokens": count, "min_tokens": 0}
-        return Work(prompt, CodesOutput(), params, written=written)
+        return Work(prompt, CodesOutput({} if job.resumed else first), params, written=written)
 
-    def _read(self, text: str, height: int, width: int) -> tuple[list[int], list[Grid]]:
-        """The prompt's tokens, and the grids of the small picture and of the large one.
+    def _read(self, request: Request) -> Reading:
+        """Raises ItemError (400) for a prompt with tokens that stand for pictures, and for odd pictures."""
+        from PIL import Image
 
-        Raises ItemError (400) for a prompt with tokens that stand for pictures.
-        """
-        read = self._processor.apply_chat_template(
-            [[{"role": "user", "content": [{"type": "text", "text": text}]}]],
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-            processor_kwargs={"target_h": height, "target_w": width},
-        )
-        ids: list[int] = read["input_ids"][0].tolist()
-        if self._marks.intersection(ids[:-1]):  # the last one begins the picture
+        text, images = request.payload["prompt"], request.payload.get("images", [])
+        if any(mark in text for mark in self._marks):
             raise ItemError("prompt: holds a token that stands for pictures", status=400, param="prompt")
-        large, small = ((rows, columns) for _, rows, columns in read["image_grid_thw"].tolist())
-        return ids, [small, large]
+        for name, value in (("mask", request.payload.get("mask")), ("strength", request.wishes.strength)):
+            if value is not None:
+                raise ItemError(f"{name}: this model takes none", status=400, param=name)
+        height, width = picture_size(request)
+        pictures = [Image.fromarray(np.asarray(image)) for image in images]
+        content = [{"type": "image", "image": picture} for picture in pictures]
+        try:
+            read = self._processor.apply_chat_template(
+                [[{"role": "user", "content": [*content, {"type": "text", "text": text}]}]],
+                tokenize=True,
+                return_dict=True,
+                return_tensors="pt",
+                processor_kwargs={"target_h": height, "target_w": width},
+            )
+        except ValueError as error:  # a picture that is too narrow, say
+            if not images:
+                raise
+            raise ItemError(f"image: {error}", status=400, param="image") from None
+        grids = [(rows, columns) for _, rows, columns in read["image_grid_thw"].tolist()]
+        ids: list[int] = read["input_ids"][0].tolist()
+        if not images:
+            large, small = grids
+            return Reading(ids, [small, large], None)
+        return Reading(ids, grids[-1:], Given(read["pixel_values"], grids[:-1]))
 
     def embed(self, codes: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
         """[B, 1] -> [B, hidden]"""
@@ -123,7 +157,8 @@ class CodesOutput:
 
     stopped = False
 
-    def __init__(self) -> None:
+    def __init__(self, first: Payload) -> None:
+        self._first = first
         self._codes: list[int] = []
 
     def push(self, step: Step) -> Payload | None:
@@ -131,20 +166,6 @@ class CodesOutput:
         self._codes.append(step.token)
         if step.finish is None and len(self._codes) < _CODES:
             return None
-        payload: dict[str, Any] = {"codes": self._codes}
-        self._codes = []
+        payload: dict[str, Any] = {"codes": self._codes, **self._first}
+        self._codes, self._first = [], {}
         return payload if step.finish is None else payload | {"finish_reason": step.finish}
-
-
-def places(grids: Sequence[Grid], first: int) -> torch.Tensor:
-    """Where the codes of pictures stand that follow each other from position ``first`` on, int [3, codes].
-
-    On the first axis a picture has one position, on the others its rows and columns are counted from there.
-    The next picture begins behind the longer of its edges (transformers: GlmImageModel.get_rope_index).
-    """
-    positions = []
-    for rows, columns in grids:
-        row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-        positions.append(torch.stack([torch.zeros_like(row), row, column]).flatten(1) + first)
-        first += max(rows, columns)
-    return torch.cat(positions, 1)

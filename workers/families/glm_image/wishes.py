@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from workers.engines.diffusion.family import Wishes, size_of
+from workers.engines.diffusion.family import Request, Wishes, size_of
 
 #: What diffusers' pipeline takes where it is told nothing.
 SIZE, STEPS, GUIDANCE = 1024, 50, 1.5
 CODE = 32  #: pixels of a code's edge
 
 
-def picture_size(wishes: Wishes) -> tuple[int, int]:
-    """(height, width) in pixels. Raises ItemError (400)."""
+def picture_size(request: Request) -> tuple[int, int]:
+    """(height, width) in pixels; of an edit that names none those of its first picture, cut to a multiple.
+
+    Raises ItemError (400).
+    """
+    wishes, images = request.wishes, request.payload.get("images", [])
+    if images and wishes.width is None and wishes.height is None:
+        height, width = (max(pixels // CODE, 1) * CODE for pixels in images[0].shape[:2])
+        return height, width
     return size_of(wishes, default=SIZE, multiple=CODE)
 
 
