@@ -69,6 +69,22 @@ async def test_edits_in_one_batch_with_others_are_what_each_is_alone(checkpoint:
         assert_same(one, reference(pipe, seed=seed, **call))
 
 
+async def test_a_given_picture_is_looked_at_beside_the_cache(checkpoint: Path, pipe: Any) -> None:
+    from PIL import Image
+
+    pytest.importorskip("cache_dit")
+    request, params, seed = EDITS[1]
+    settings = ("denoiser.cache=dbcache", "denoiser.cache_threshold=0")
+    async with running("glm_image", checkpoint, *SMALL, *settings) as rig:
+        for _ in range(2):
+            painted = await rig.paint(request, seed=seed, has=["image"], **GREEDY, **params)
+        denoiser = rig.engines["denoiser"].thread.runner.denoiser
+        weights = {id(weight) for weight in denoiser.transformers[0].parameters()}
+        assert {id(weight) for weight in denoiser._looking.parameters()} == weights  # no second copy
+    picture = Image.fromarray(request["images"][0])
+    assert_same(painted, reference(pipe, seed=seed, prompt=request["prompt"], image=[picture], **params))
+
+
 async def test_codes_are_drawn_by_the_seed_and_the_picture_is_theirs(checkpoint: Path, pipe: Any) -> None:
     import torch
 

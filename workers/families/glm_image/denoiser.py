@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -40,6 +41,9 @@ class GlmImage(Denoiser):
         parts = Parts(model, device=device, dtype=options.dtype)
         self._transformer = parts.module("transformer")
         self.transformers = [self._transformer]
+        # Of the same weights, and with blocks of its own: caches change those of the other one.
+        weights = [*self._transformer.parameters(), *self._transformer.buffers()]
+        self._looking = copy.deepcopy(self._transformer, {id(weight): weight for weight in weights})
         self._template = parts.plain("scheduler")
         blocks = parts.config("vae")["block_out_channels"]
         self._shrinks = 2 ** (len(blocks) - 1)  #: pixels of a latent's edge
@@ -96,7 +100,7 @@ class GlmImage(Denoiser):
         """Keys and values of all layers for the given pictures, without noise and without words."""
         from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 
-        transformer = self._transformer
+        transformer = self._looking
         cache = GlmImageKVCache(transformer.config.num_layers)
         cache.set_mode("write")
         grids = written["given_grids"]
