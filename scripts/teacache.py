@@ -13,20 +13,16 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from adapters.chunk import Payload
-from pipelines.graph import REQUEST, Pipeline
+from pipelines.graph import Pipeline
 from pipelines.loader import load
-from pipelines.options import ENGINES
-from workers.engine import Job, Stream
+from scripts.inside import inside
 from workers.engines.diffusion.passes import Passes
-from workers.families.find import find_class
-from workers.inputs import find_transfer
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +77,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 Pairs = list[tuple[float, float]]
-Made = dict[str, list[Payload]]
 
 
 def fit(pairs: Pairs, degree: int) -> dict[str, Any]:
@@ -156,44 +151,15 @@ async def observe(graph: Pipeline, prompts: Sequence[str], params: dict[str, Any
     if len(names) != 1:
         raise ValueError(f"{graph.name} has {len(names)} denoisers; one is expected")
     (denoiser,) = names
-    needed = [
-        name
-        for name in graph.needed(list(graph.outputs)[:1], {REQUEST}, set())
-        if name == denoiser or _before(graph, name, denoiser)
-    ]
-    async with AsyncExitStack() as stack:
-        engines: dict[str, Any] = {}
-        for name in needed:
-            stage = graph.stages[name]
-            engine = engines[name] = find_class(ENGINES[stage.engine].implementation)(stage, device=device)
-            await engine.start()
-            stack.push_async_callback(engine.stop)
-        runner = engines[denoiser].thread.runner
+    async with inside(graph, denoiser, device=device) as stages:
+        runner = stages.engines[denoiser].thread.runner
         observer = Observer(runner.denoiser)
         runner.passes = Passes(runner.denoiser, graph.stages[denoiser].batch.max_batch_size, cache=observer)
         for number, prompt in enumerate(prompts):
-            made: Made = {REQUEST: [{"prompt": prompt}]}
-            for name in needed:
-                job = _job(graph, name, made, params, number)
-                made[name] = [payload async for payload in engines[name].run(job)]
+            made = await stages.before(denoiser, {"prompt": prompt}, params, number)
+            await stages.stage(denoiser, made, params, number)
             print(f"{number + 1} of {len(prompts)}", file=sys.stderr, flush=True)
     return observer.pairs
-
-
-def _before(graph: Pipeline, name: str, later: str) -> bool:
-    sources = [edge.from_ for _, edge in graph.into(later)]
-    return name in sources or any(_before(graph, name, each) for each in sources if each != REQUEST)
-
-
-def _job(
-    graph: Pipeline, name: str, made: dict[str, list[Payload]], params: dict[str, Any], seed: int
-) -> Job:
-    inputs: dict[str, Any] = {}
-    for _, edge in graph.into(name):
-        if edge.from_ in made:
-            payloads = Stream(list(made[edge.from_]), closed=True)
-            inputs[edge.from_] = find_transfer(edge.transfer)(payloads) if edge.transfer else payloads
-    return Job(f"calibration/{name}/1", inputs, params, seed)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ class Plain:
         self.scheduler = scheduler
 
     @classmethod
-    def load(cls, weights: Path, language_model: str, layers: int, max_tokens: int) -> Plain:
+    def load(
+        cls, weights: Path, language_model: str, layers: int, max_tokens: int, device: str = "cpu"
+    ) -> Plain:
         """From a folder in diffusers' layout, in float32."""
         from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 
@@ -43,9 +45,9 @@ class Plain:
         )
         vae = AutoencoderKL.from_pretrained(weights, subfolder="vae", torch_dtype=torch.float32)
         return cls(
-            States(language_model, layers, max_tokens, device="cpu"),
-            transformer.eval(),
-            vae.eval(),
+            States(language_model, layers, max_tokens, device=device, dtype="float32"),
+            transformer.to(device).eval(),
+            vae.to(device).eval(),
             FlowMatchEulerDiscreteScheduler.from_pretrained(weights, subfolder="scheduler"),
         )
 
@@ -59,9 +61,10 @@ class Plain:
         latents = torch.cat(
             [torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed)) for seed in seeds]
         )
+        latents = latents.to(self.transformer.device)
         guided = guidance > 1
         rows, pooled = self.thinker([*[""] * len(texts), *texts] if guided else list(texts))
-        self.scheduler.set_timesteps(steps)
+        self.scheduler.set_timesteps(steps, device=latents.device)
         for timestep in self.scheduler.timesteps:
             said = self.transformer(
                 hidden_states=torch.cat([latents, latents]) if guided else latents,
@@ -82,7 +85,7 @@ class Plain:
         config = self.vae.config
         pixels = self.vae.decode(latents / config.scaling_factor + config.shift_factor, return_dict=False)[0]
         levels = (pixels * 0.5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255
-        pictures: NDArray[np.uint8] = levels.round().to(torch.uint8).numpy()
+        pictures: NDArray[np.uint8] = levels.round().to(torch.uint8).cpu().numpy()
         return pictures
 
     def paint(
