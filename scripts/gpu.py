@@ -1,8 +1,11 @@
-"""``scripts/gpu_check omni``: the stages of both Qwen-Omni families on a CUDA device, with torch alone.
+"""``scripts/gpu_check``: what only a GPU can show, with torch alone.
 
-First their answers are compared with transformers', in float32 and without TF32, with and without captured
-graphs: text and codes must be equal, the waveform within a tolerance. Then the benchmarks ``omni`` and ``ar``
-run on the device. What fails is printed and makes the exit code 1; nothing is left out without a word.
+``omni``: the answers of both Qwen-Omni families' stages are compared with transformers', in float32 and
+without TF32, with and without captured graphs: text and codes must be equal, the waveform within a tolerance.
+Then the benchmarks ``omni`` and ``ar`` run on the device. ``images``: the same of pictures and films, against
+diffusers; see scripts/gpu_images.py.
+
+What fails is printed and makes the exit code 1; nothing is left out without a word.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from scripts import gpu_images
 
 TEXT, FRAMES = 12, 32
 
@@ -57,10 +62,19 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["omni"])
+    parser.add_argument("what", choices=["omni", "images"])
     parser.add_argument("--device", default="cuda", help="cuda (default); cpu only to try the script itself")
-    parser.add_argument("--tolerance", type=float, default=1e-4, help="of the waveform (default 1e-4)")
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-4, help="of waveforms and latents (default 1e-4)"
+    )
     parser.add_argument("--equality-only", action="store_true", help="no benchmarks")
+    parser.add_argument(
+        "--bench",
+        action="append",
+        default=[],
+        metavar="ARGUMENT",
+        help="of the benchmark images, like --random",
+    )
     options = parser.parse_args(argv)
     import torch
     import transformers
@@ -75,16 +89,26 @@ def main(argv: list[str]) -> int:
         print(torch.cuda.get_device_name())
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     failures: list[str] = []
-    for family in FAMILIES:
-        for eager in (False, True):
-            what = f"{family.name}, {'eager' if eager else 'captured'}"
-            _attempt(what, lambda f=family, e=eager: _compare(f, e, options), failures)  # type: ignore[misc]
+    for what, action in _checks(options):
+        _attempt(what, action, failures)
     if options.equality_only:
         print("the benchmarks were not run (--equality-only)")
     else:
-        _benches(options.device, failures)
+        _benches(options, failures)
     print("\n".join(["", *(f"FAILED: {failure}" for failure in failures)]) if failures else "\nall good")
     return 1 if failures else 0
+
+
+def _checks(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], list[str]]]]:
+    if options.what == "images":
+        import torch
+
+        yield from gpu_images.checks(options, torch.cuda.device_count())
+        return
+    for family in FAMILIES:
+        for eager in (False, True):
+            what = f"{family.name}, {'eager' if eager else 'captured'}"
+            yield what, lambda f=family, e=eager: _compare(f, e, options)  # type: ignore[misc]
 
 
 def _attempt(what: str, action: Callable[[], list[str]], failures: list[str]) -> None:
@@ -146,13 +170,15 @@ async def _answers(family: Family, folder: Path, eager: bool, device: str, reque
         )
 
 
-def _benches(device: str, failures: list[str]) -> None:
-    commands = [
+def _benches(options: argparse.Namespace, failures: list[str]) -> None:
+    device = options.device
+    commands = [gpu_images.bench(options)]
+    omni = [
         ["omni", "--family", "qwen2_5", "--device", device],
         ["omni", "--family", "qwen3", "--device", device],
         ["ar", "--engines", "ar", "transformers", "--device", device],
     ]
-    for command in commands:
+    for command in omni if options.what == "omni" else commands:
         print(f"\nscripts/bench {' '.join(command)}", flush=True)
         run = subprocess.run(
             [sys.executable, "-P", "-m", "scripts.benchmarks", *command], env=os.environ, check=False
