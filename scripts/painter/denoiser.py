@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from scripts.painter.autoencoder import latents_of
+from scripts.painter.autoencoder import latents_of, weights
 from scripts.painter.pictures import Pictures, completed
 from scripts.painter.settings import Settings
 from scripts.painter.state import Keeper, Progress, rate
@@ -64,7 +64,7 @@ def train(settings: Settings, folder: Path, told: Told, vae: Any) -> Any:
     for step in range(done, settings.denoiser_steps):
         for group in optimiser.param_groups:
             group["lr"] = settings.denoiser_rate * rate(step, settings.denoiser_steps, settings)
-        loss = batches.loss(model)
+        loss = batches.loss(model, step)
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -72,16 +72,16 @@ def train(settings: Settings, folder: Path, told: Told, vae: Any) -> Any:
         _follow(average, model, min(settings.average, (step + 1) / (step + 10)))
         smooth += (loss.item() - smooth) / min(step + 1, 50)
         progress.at(step + 1, loss=smooth)
-        keeper.save(
-            lambda step=step: {
-                "model": model.state_dict(),
-                "optimiser": optimiser.state_dict(),
-                "average": average,
-                "random": random.get_state(),
-                "step": step + 1,
-            },
-            now=step + 1 == settings.denoiser_steps,
-        )
+        if keeper.due or step + 1 == settings.denoiser_steps:
+            keeper.save(
+                {
+                    "model": model.state_dict(),
+                    "optimiser": optimiser.state_dict(),
+                    "average": average,
+                    "random": random.get_state(),
+                    "step": step + 1,
+                }
+            )
     return finished(settings, told, average)
 
 
@@ -114,7 +114,7 @@ class _Batches:
         self._random = random
         self._pictures = Pictures()
 
-    def loss(self, model: Any) -> torch.Tensor:
+    def loss(self, model: Any, step: int) -> torch.Tensor:
         """Of one batch."""
         settings, told, random = self._settings, self._told, self._random
         chosen = torch.randint(len(told.rows), (settings.denoiser_batch,), generator=random)
@@ -136,7 +136,13 @@ class _Batches:
                 pooled_projections=pooled,
                 return_dict=False,
             )[0]
-        return functional.mse_loss(said.float(), noise - latents)
+        off = (said.float() - (noise - latents)).square()
+        if step >= settings.shapes_from:
+            heavy = functional.max_pool2d(
+                weights(pictures, settings.shapes_weight), 64 // settings.latent_edge
+            )
+            off = off * heavy / heavy.mean((1, 2, 3), keepdim=True)
+        return off.mean()
 
 
 def _begin_small(model: Any) -> None:
@@ -150,7 +156,7 @@ def _begin_small(model: Any) -> None:
         torch.nn.init.zeros_(layer.bias)
 
 
-@torch.no_grad()
 def _follow(average: dict[str, torch.Tensor], model: Any, keep: float) -> None:
-    for name, value in model.state_dict().items():
-        average[name].lerp_(value, 1 - keep)
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            average[name].lerp_(value, 1 - keep)

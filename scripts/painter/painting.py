@@ -51,42 +51,44 @@ class Plain:
             FlowMatchEulerDiscreteScheduler.from_pretrained(weights, subfolder="scheduler"),
         )
 
-    @torch.inference_mode()
     def latents(
         self, texts: Sequence[str], seeds: Sequence[int], steps: int = STEPS, guidance: float = GUIDANCE
     ) -> torch.Tensor:
         """[texts, channels, height, width]; each picture's noise is drawn from its own seed."""
-        config = self.transformer.config
-        shape = (1, config.in_channels, config.sample_size, config.sample_size)
-        latents = torch.cat(
-            [torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed)) for seed in seeds]
-        )
-        latents = latents.to(self.transformer.device)
-        guided = guidance > 1
-        rows, pooled = self.thinker([*[""] * len(texts), *texts] if guided else list(texts))
-        self.scheduler.set_timesteps(steps, device=latents.device)
-        for timestep in self.scheduler.timesteps:
-            said = self.transformer(
-                hidden_states=torch.cat([latents, latents]) if guided else latents,
-                timestep=timestep.expand(len(rows)),
-                encoder_hidden_states=rows,
-                pooled_projections=pooled,
-                return_dict=False,
-            )[0]
-            if guided:
-                negative, positive = said.chunk(2)
-                said = negative + guidance * (positive - negative)
-            latents = self.scheduler.step(said, timestep, latents, return_dict=False)[0]
-        return latents
+        with torch.inference_mode():
+            config = self.transformer.config
+            shape = (1, config.in_channels, config.sample_size, config.sample_size)
+            latents = torch.cat(
+                [torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed)) for seed in seeds]
+            )
+            latents = latents.to(self.transformer.device)
+            guided = guidance > 1
+            rows, pooled = self.thinker([*[""] * len(texts), *texts] if guided else list(texts))
+            self.scheduler.set_timesteps(steps, device=latents.device)
+            for timestep in self.scheduler.timesteps:
+                said = self.transformer(
+                    hidden_states=torch.cat([latents, latents]) if guided else latents,
+                    timestep=timestep.expand(len(rows)),
+                    encoder_hidden_states=rows,
+                    pooled_projections=pooled,
+                    return_dict=False,
+                )[0]
+                if guided:
+                    negative, positive = said.chunk(2)
+                    said = negative + guidance * (positive - negative)
+                latents = self.scheduler.step(said, timestep, latents, return_dict=False)[0]
+            return latents
 
-    @torch.inference_mode()
     def decode(self, latents: torch.Tensor) -> NDArray[np.uint8]:
         """[n, channels, height, width] -> [n, 64, 64, 3]"""
-        config = self.vae.config
-        pixels = self.vae.decode(latents / config.scaling_factor + config.shift_factor, return_dict=False)[0]
-        levels = (pixels * 0.5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255
-        pictures: NDArray[np.uint8] = levels.round().to(torch.uint8).cpu().numpy()
-        return pictures
+        with torch.inference_mode():
+            config = self.vae.config
+            pixels = self.vae.decode(
+                latents / config.scaling_factor + config.shift_factor, return_dict=False
+            )[0]
+            levels = (pixels * 0.5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1) * 255
+            pictures: NDArray[np.uint8] = levels.round().to(torch.uint8).cpu().numpy()
+            return pictures
 
     def paint(
         self, texts: Sequence[str], seeds: Sequence[int], steps: int = STEPS, guidance: float = GUIDANCE

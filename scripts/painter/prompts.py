@@ -95,12 +95,10 @@ def _place(place: str, random: Random) -> str:
     if place == "centre":
         return random.choice(_CENTRE)
     if place in _CORNERS:
-        wordings = ("in the {} corner", "at the {}", "{}", "in the {}")
-        name = place
         if random.random() < 0.3:
-            name = place.replace("top", "upper").replace("bottom", "lower")
-            wordings = wordings[:1] + wordings[3:]
-        return random.choice(wordings).format(name)
+            upper = place.replace("top", "upper").replace("bottom", "lower")
+            return random.choice(("in the {} corner", "in the {}")).format(upper)
+        return random.choice(("in the {} corner", "at the {}", "{}", "in the {}")).format(place)
     if place in ("left", "right"):
         return random.choice(("on the {}", "at the {}", "on the {} side", "to the {}")).format(place)
     return random.choice(("at the {}", "{}", "near the {}", "at the {} edge")).format(place)

@@ -27,22 +27,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int = 10_000  #: different ones; each comes with many pictures
 
     # The autoencoder
-    autoencoder_steps: int = 500
+    autoencoder_steps: int = 1200
     autoencoder_batch: int = 16
-    autoencoder_rate: float = 1e-3
+    autoencoder_rate: float = 1.5e-3
+    shape_weight: float = 12.0  #: of a shape's pixels, and those around it, against the background's
     kl_weight: float = 3e-4
     widths: tuple[int, ...] = (16, 32, 64)  #: of its blocks; each but the last halves the edge
-    latent_channels: int = 4
+    latent_channels: int = 8
 
     # The denoiser
-    denoiser_steps: int = 2500
+    denoiser_steps: int = 4000
     denoiser_batch: int = 32
-    denoiser_rate: float = 2e-3
+    denoiser_rate: float = 1.5e-3
     warm_up: int = 50  #: steps of both trainings
     down: float = 0.25  #: share of their steps in which the learning rate goes down
     heads: int = 2
     head_width: int = 64
     blocks: int = 6
+    #: From this step on the latents of a shape, and around it, weigh so many times what the others do
+    shapes_from: int = 1797
+    shapes_weight: float = 4.0
     noisy: float = 0.4  #: mean of the logits of t; above 0: more often near the noise
     without_prompt: float = 0.1  #: share of training pictures, for guidance
     average: float = 0.998  #: of the exponential average of the weights, which is what is kept
@@ -69,12 +73,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """What the weights of a part hang on: "autoencoder", "denoiser" or (its prompts) "states"."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         for other in ("threads", "save_s", f"{part}_steps"):  # a run may be made longer
-            del values[other]
+            values.pop(other, None)
+        wanted: tuple[str, ...]
         if part == "states":
             wanted = ("seed", "bfloat16", "language_model", "layers", "max_tokens", "prompts")
             return {name: values[name] for name in wanted}
         if part == "autoencoder":
-            wanted = ("seed", "bfloat16", "kl_weight", "widths", "latent_channels", "warm_up", "down", "clip")
+            wanted = (
+                "seed",
+                "bfloat16",
+                "kl_weight",
+                "shape_weight",
+                "widths",
+                "latent_channels",
+                "warm_up",
+                "down",
+                "clip",
+            )
             return {
                 name: value
                 for name, value in values.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +37,17 @@ class Keeper:
             raise SystemExit(f"{self._file} is of a run with other settings; remove it, or go back to those")
         return state
 
-    def save(self, state: Callable[[], dict[str, Any]], *, now: bool = False) -> None:
-        """Keeps it, if the last one is old enough."""
-        if now or time.monotonic() - self._saved >= self._every_s:
-            partial = self._file.with_suffix(".part")
-            torch.save(state() | {"of": self._of}, partial)
-            os.replace(partial, self._file)
-            self._saved = time.monotonic()
+    @property
+    def due(self) -> bool:
+        """Whether the last one is old enough."""
+        return time.monotonic() - self._saved >= self._every_s
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Keeps it in the place of the one before."""
+        partial = self._file.with_suffix(".part")
+        torch.save(state | {"of": self._of}, partial)
+        os.replace(partial, self._file)
+        self._saved = time.monotonic()
 
 
 class Progress:

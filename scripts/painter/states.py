@@ -33,12 +33,12 @@ def told(settings: Settings, folder: Path) -> Told:
         kept = torch.load(file, weights_only=True, mmap=True)
         if kept.pop("of") == of:
             return Told(**kept)
-    made = _computed(settings)
+    with torch.inference_mode():
+        made: Told = _computed(settings)
     torch.save(made._asdict() | {"of": of}, file)
     return made
 
 
-@torch.inference_mode()
 def _computed(settings: Settings) -> Told:
     from workers.families.painter.text import States
 

@@ -105,4 +105,5 @@ def _inside(shape: str, x: NDArray[np.float64], y: NDArray[np.float64], r: float
     notch, half = r * 0.42, np.pi / 5
     # The border runs straight from the point (r at angle 0) to the notch (at angle pi / 5).
     border = r * notch * np.sin(half) / (r * np.sin(angle) + notch * np.sin(half - angle))
-    return distance <= border
+    inside: NDArray[np.bool_] = distance <= border
+    return inside

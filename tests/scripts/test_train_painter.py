@@ -32,6 +32,7 @@ SMALL = Settings(
     blocks=2,
     warm_up=2,
     down=0.01,
+    shapes_from=2,
 )
 
 
@@ -76,7 +77,7 @@ def test_the_weights_that_are_kept_take_the_language_models_states_as_they_are(t
     rows, pooled = states.rows.float(), states.pooled
     scale = denoiser.Scale.of(states)
     call = {
-        "hidden_states": torch.randn(8, 4, 16, 16),
+        "hidden_states": torch.randn(8, SMALL.latent_channels, 16, 16),
         "timestep": torch.full((8,), 500.0),
         "return_dict": False,
     }

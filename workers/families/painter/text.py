@@ -75,12 +75,23 @@ class States:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._max_tokens = max_tokens
 
-    @torch.inference_mode()
     def __call__(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [texts, max_tokens, hidden] and their means [texts, hidden]."""
-        # Every text begins with the same token, which is dropped again: decoders use their first one as a
-        # place to look at when nothing matters, and its state says nothing of the text. All texts have the
-        # same length, so that what one becomes does not hang on the others'.
+        ids, lengths = self._ids(texts)
+        with torch.inference_mode():
+            # No token sees those after it, so the filling needs no mask.
+            states = self._decoder(ids.to(self._decoder.device), use_cache=False).last_hidden_state[:, 1:]
+            filled = (torch.arange(self._max_tokens) < lengths[:, None])[:, :, None].to(states)
+            rows = states * filled
+            return rows, rows.sum(1) / filled.sum(1).clamp(min=1)
+
+    def _ids(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens [texts, 1 + max_tokens] and how many each text has, [texts].
+
+        Every text begins with the same token, whose state is dropped again: decoders use their first one as a
+        place to look at when nothing matters. All texts are filled up to one length, so that what one becomes
+        does not hang on the others.
+        """
         first = self._tokenizer.bos_token_id
         ids = torch.full((len(texts), self._max_tokens + 1), first)
         lengths = torch.zeros(len(texts), dtype=torch.long)
@@ -88,8 +99,4 @@ class States:
             tokens = self._tokenizer(text, add_special_tokens=False).input_ids[: self._max_tokens]
             ids[row, 1 : len(tokens) + 1] = torch.tensor(tokens, dtype=torch.long)
             lengths[row] = len(tokens)
-        # Later tokens can't be seen by earlier ones, so the filling needs no mask.
-        states = self._decoder(ids.to(self._decoder.device), use_cache=False).last_hidden_state[:, 1:]
-        filled = (torch.arange(self._max_tokens) < lengths[:, None])[:, :, None].to(states)
-        rows = states * filled
-        return rows, rows.sum(1) / filled.sum(1).clamp(min=1)
+        return ids, lengths
