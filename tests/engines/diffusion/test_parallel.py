@@ -12,7 +12,7 @@ import pytest
 from pipelines.errors import PipelineError
 from pipelines.loader import load
 from tests.engines.diffusion.company import assert_equal, latents, together, with_settings
-from tests.families.diffusion_rig import at_once
+from tests.families.diffusion_rig import at_once, running
 from workers.engine import ItemError
 from workers.engines.diffusion.parallel import Rank, RankEnded
 from workers.families.sd3.denoiser import Sd3
@@ -67,6 +67,13 @@ def test_a_second_process_that_cannot_load_says_so(checkpoint: Path) -> None:
     rank = Rank(msgspec.structs.replace(stage, model="/nowhere/at/all"), "cpu")
     with pytest.raises(RankEnded, match="exit code 1"):
         rank.ready()
+
+
+async def test_an_engine_that_cannot_load_leaves_no_second_process(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")  # there is a folder, and nothing in it
+    with pytest.raises(ValueError, match="transformer"):
+        async with running("sd3", tmp_path, "denoiser.cfg=parallel", stages=("denoiser",)):
+            pass
 
 
 def test_two_devices_are_for_guidance_in_parallel() -> None:

@@ -87,6 +87,11 @@ class DiffusionEngine:
         from workers.engines.diffusion.parallel import ParallelPasses, Rank
 
         rank = Rank(self.stage, others[0] if others else first)  # both load at the same time
-        denoiser, passes = build(self.stage, first)
-        rank.ready()
+        try:
+            denoiser, passes = build(self.stage, first)
+            rank.ready()
+        except BaseException:
+            rank.process.kill()
+            rank.close()
+            raise
         return Runner(denoiser, ParallelPasses(passes, rank), self.options.checkpoint_steps)
