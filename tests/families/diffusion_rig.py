@@ -172,11 +172,19 @@ class Gate:
 
 @asynccontextmanager
 async def running(
-    pipeline: str | Path, model: str | Path, *settings: str, device: str = "cpu", stages: Sequence[str] = ()
+    pipeline: str | Path,
+    model: str | Path | None,
+    *settings: str,
+    device: str = "cpu",
+    stages: Sequence[str] = (),
 ) -> AsyncIterator[Rig]:
-    """A rig of all stages, or of some. ``settings`` are those of ``--stage``: "denoiser.cfg=sequential"."""
-    graph = load(pipeline, models=[str(model)])
-    graph = load(pipeline, [*(f"{name}.threads=1" for name in graph.stages), *settings], [str(model)])
+    """A rig of all stages, or of some. ``settings`` are those of ``--stage``: "denoiser.cfg=sequential".
+
+    ``model``: of all stages; None: those that the pipeline names.
+    """
+    models = [] if model is None else [str(model)]
+    graph = load(pipeline, models=models)
+    graph = load(pipeline, [*(f"{name}.threads=1" for name in graph.stages), *settings], models)
     async with AsyncExitStack() as stack:
         engines: dict[str, Engine] = {}
         for name in stages or graph.stages:
