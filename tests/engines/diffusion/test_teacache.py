@@ -36,7 +36,18 @@ async def test_company_changes_no_request_though_each_skips_other_steps(checkpoi
         skipped, computed = cache(rig).skipped, cache(rig).computed
         assert skipped > 2, skipped
         assert computed > 2 * 5  # the first and the last step of five rows are always computed
+        disagreements = 0
+        distances = cache(rig).distances
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal disagreements
+            found = distances(*arguments)
+            disagreements += len({bool(distance) for distance in found.values()}) > 1
+            return found
+
+        cache(rig).distances = counted
         assert_equal(await together(rig), expected)
+        assert disagreements  # some rows of a pass skipped, and some did not
         assert (cache(rig).skipped, cache(rig).computed) == (2 * skipped, 2 * computed)
     async with with_settings(checkpoint) as rig:
         differ = [np.abs(one - other).max() for one, other in zip(await alone(rig), expected, strict=True)]
