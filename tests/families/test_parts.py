@@ -44,3 +44,18 @@ def test_on_a_cpu_weights_are_float32_unless_one_says_otherwise(tmp_path: Path) 
 
     assert folder(tmp_path).dtype == torch.float32
     assert Parts(str(tmp_path), device="cpu", dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_weights_that_are_missing_are_named_and_not_made_up(tmp_path: Path) -> None:
+    from diffusers import AutoencoderKL
+    from safetensors.torch import load_file, save_file
+
+    AutoencoderKL(block_out_channels=(4,), norm_num_groups=1).save_pretrained(tmp_path / "vae")
+    parts = folder(tmp_path, vae=["diffusers", "AutoencoderKL"])
+    assert not next(parts.module("vae").parameters()).requires_grad
+    file = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    weights = load_file(file)
+    del weights["decoder.conv_out.bias"]
+    save_file(weights, file)
+    with pytest.raises(ValueError, match=r"vae has no decoder\.conv_out\.bias"):
+        parts.module("vae")

@@ -52,12 +52,20 @@ class Parts:
             name: Of the part: "transformer", "vae", "text_encoder", ...
             kind: Its class, where the one that the checkpoint names is not wanted.
 
-        Raises ValueError for a checkpoint without such a part.
+        Raises ValueError for a checkpoint without such a part, or with one that lacks weights.
         """
         kind = kind or self._class(name)
-        module = kind.from_pretrained(
-            self._source, subfolder=name, torch_dtype=self.dtype, use_safetensors=True
+        module, info = kind.from_pretrained(
+            self._source,
+            subfolder=name,
+            dtype=self.dtype,
+            use_safetensors=True,
+            output_loading_info=True,
         )
+        # The libraries would go on with random weights in these places, and only warn.
+        if missing := sorted(info["missing_keys"]):
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ValueError(f"{self._source}: {name} has no {', '.join(missing[:3])}{more}")
         return module.to(self.device).requires_grad_(False).eval()
 
     def plain(self, name: str, kind: Any = None) -> Any:
