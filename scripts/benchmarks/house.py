@@ -36,6 +36,7 @@ ROLES = {
     "broker.gateway": "gateway",
     "workers.cli": "guardian",
     "workers.worker": "engine",
+    "workers.engines.diffusion.rank": "rank",
 }
 
 

@@ -80,7 +80,7 @@ class Round(NamedTuple):
     """One run of all requests at once."""
 
     seconds: float
-    cpu_s: float  #: of all engines
+    cpu_s: dict[str, float]  #: of each stage's engines, and of "rank", the second process of one
     ends: list[float]  #: seconds until each picture was there
     pictures: list[Picture]
 
@@ -117,7 +117,11 @@ async def measure(options: argparse.Namespace, report: Report) -> dict[str, Any]
         "speedup_over_single": single_s * options.requests / seconds,
         "p50_s": quantile([end for each in rounds for end in each.ends], 0.5),
         "latency_added_ms": median_ms(alone) - single_s * 1e3,
-        "cpu_s_per_image": middle([each.cpu_s for each in rounds]) / options.requests,
+        "cpu_s_per_image": middle([sum(each.cpu_s.values()) for each in rounds]) / options.requests,
+        "stages_cpu_s_per_image": {
+            stage: middle([each.cpu_s[stage] for each in rounds]) / options.requests
+            for stage in rounds[0].cpu_s
+        },
         "baseline_cpu_s_per_image": middle([each[2] for each in batches]) / options.requests,
         "largest_difference": int(apart),
     }
@@ -188,7 +192,8 @@ class Server:
 
         made = await asyncio.gather(*(one(number) for number in range(len(prompts))))
         seconds = time.perf_counter() - began
-        return Round(seconds, self._cpu_s() - before, [end for end, _ in made], [each for _, each in made])
+        used = {stage: after - before.get(stage, 0.0) for stage, after in self._cpu_s().items()}
+        return Round(seconds, used, [end for end, _ in made], [each for _, each in made])
 
     async def judged(self, options: argparse.Namespace) -> float | None:
         """The share of held-out prompts whose pictures are right; None with random weights."""
@@ -199,13 +204,15 @@ class Server:
             pictures += (await self.round(prompts[first : first + options.requests], first)).pictures
         return float(figures(prompts, np.stack(pictures))["right"])
 
-    def _cpu_s(self) -> float:
-        used = 0
+    def _cpu_s(self) -> dict[str, float]:
+        used: dict[str, float] = {}
         for process in self._home.processes():
-            if process.role == "engine":
+            if process.role in ("engine", "rank"):
                 fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-                used += int(fields[11]) + int(fields[12])
-        return used / os.sysconf("SC_CLK_TCK")
+                stage = process.stage.partition("/")[2] or process.role
+                seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                used[stage] = used.get(stage, 0.0) + seconds
+        return used
 
 
 async def with_teacache(
