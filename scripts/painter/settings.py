@@ -36,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     latent_channels: int = 8
 
     # The denoiser
-    denoiser_steps: int = 4000
+    denoiser_steps: int = 4820
     denoiser_batch: int = 32
     denoiser_rate: float = 1.5e-3
     warm_up: int = 50  #: steps of both trainings
