@@ -197,9 +197,17 @@ class House:
                 return held
             await asyncio.sleep(0.1)
 
-    def orphans(self) -> int:
-        """Segments whose owner is dead."""
-        return sum(not segment.owner_alive for segment in segments(self.shm_dir))
+    async def orphans(self, timeout_s: float) -> int:
+        """Segments whose owner is dead, as soon as there are none, or after so long.
+
+        The broker learns of some deaths only by silence, and frees what the dead owned when nobody reads it.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = sum(not segment.owner_alive for segment in segments(self.shm_dir))
+            if not found or time.monotonic() > deadline:
+                return found
+            await asyncio.sleep(0.1)
 
 
 @asynccontextmanager

@@ -286,7 +286,7 @@ async def disturbed(home: House, load: Load, options: argparse.Namespace, report
         **verdict(load, happened),
         **work.shares(),
         "hung_not_found": deaths.not_found,
-        "orphaned_segments": home.orphans(),
+        "orphaned_segments": await home.orphans(EMPTY_S),
         "left_in_tables": tables,
         "tracebacks": home.log.count("Traceback (most recent call last)"),
     }

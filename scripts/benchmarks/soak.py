@@ -84,7 +84,7 @@ async def kill_engines(
         "lost": lost,
         "ready_again": ready,
         "left_in_tables": await home.tables(EMPTY_S),
-        "orphaned_segments": home.orphans(),
+        "orphaned_segments": await home.orphans(EMPTY_S),
     }
 
 
@@ -171,7 +171,7 @@ async def leaving(number: int, after_s: float = 1.0) -> dict[str, Any]:
     async with house(told(["echo"])) as home, aiohttp.ClientSession() as session:
         samples = await abandon(home, session, number, after_s=after_s)
         tables = await home.tables(EMPTY_S)
-        orphans = home.orphans()
+        orphans = await home.orphans(EMPTY_S)
         leaks = await home.stop()
     return {
         "abandoned": number,
