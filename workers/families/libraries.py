@@ -24,9 +24,9 @@ def load_libraries(stage: Stage, threads: int = 0) -> None:
     library("transformers", "cpu").logging.set_verbosity_error()
 
 
-def load_diffusers(stage: Stage) -> None:
+def load_diffusers(stage: Stage, threads: int = 0) -> None:
     """The same, and diffusers. Raises as :func:`load_libraries` does."""
-    load_libraries(stage)
+    load_libraries(stage, threads)
     for name in ("diffusers", "transformers"):
         logging = library(name, "pictures").utils.logging
         logging.set_verbosity_error()

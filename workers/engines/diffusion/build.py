@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from pipelines.graph import Stage
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 
 def build(stage: Stage, device: str) -> tuple[Denoiser, Passes]:
     """Loads. Raises MissingLibrary, ModelError, ValueError, or what the family raises."""
-    load_diffusers(stage)
     options = options_of(stage, DiffusionOptions)
+    # Nearly all that a picture costs is computed here, so on a CPU with all cores; two ranks share them.
+    alone = options.cfg != "parallel"
+    load_diffusers(stage, stage.resources.threads or (len(os.sched_getaffinity(0)) if alone else 0))
     denoiser: Denoiser = find_class(options.family)(stage.model or "", options, device)
     return denoiser, Passes(
         denoiser,
