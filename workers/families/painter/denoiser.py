@@ -15,15 +15,13 @@ from workers.engines.diffusion.family import (
     Row,
     Wishes,
     conditions_of,
-    latents_of,
-    stacked,
-    timesteps_of,
 )
 from workers.engines.diffusion.schedule import scheduler_for
 from workers.engines.diffusion.tensors import noise
 from workers.families.find import refuse
 from workers.families.painter.wishes import SIZE, STEPS, PainterWishes
 from workers.families.parts import Parts
+from workers.families.sd3.passes import said_by
 
 
 class Painter(Denoiser):
@@ -62,11 +60,4 @@ class Painter(Denoiser):
 
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """[rows, channels, height, width]"""
-        said: torch.Tensor = self._transformer(
-            hidden_states=latents_of(rows),
-            timestep=timesteps_of(rows),
-            encoder_hidden_states=stacked(rows, "embeds"),
-            pooled_projections=stacked(rows, "pooled"),
-            return_dict=False,
-        )[0]
-        return said
+        return said_by(self._transformer, rows)

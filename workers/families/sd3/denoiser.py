@@ -16,10 +16,7 @@ from workers.engines.diffusion.family import (
     Row,
     Wishes,
     conditions_of,
-    latents_of,
     size_of,
-    stacked,
-    timesteps_of,
 )
 from workers.engines.diffusion.schedule import scheduler_for
 from workers.engines.diffusion.tensors import as_tensor, noise
@@ -27,6 +24,7 @@ from workers.families.find import refuse
 from workers.families.packed import shift_of
 from workers.families.parts import Parts
 from workers.families.sd3.defaults import STEPS, STRENGTH, scale_of
+from workers.families.sd3.passes import said_by
 
 
 class Sd3(Denoiser):
@@ -105,14 +103,7 @@ class Sd3(Denoiser):
 
     def forward(self, rows: Sequence[Row]) -> torch.Tensor:
         """[rows, channels, height, width]"""
-        said: torch.Tensor = self._transformer(
-            hidden_states=latents_of(rows),
-            timestep=timesteps_of(rows),
-            encoder_hidden_states=stacked(rows, "embeds"),
-            pooled_projections=stacked(rows, "pooled"),
-            return_dict=False,
-        )[0]
-        return said
+        return said_by(self._transformer, rows)
 
 
 def _noised(canvas: Canvas, step: int | None = None) -> torch.Tensor:
