@@ -171,7 +171,11 @@ class Denoiser(ABC):
         """
         if NEGATIVE not in said:
             return said[POSITIVE]
-        return said[NEGATIVE] + canvas.guidance * (said[POSITIVE] - said[NEGATIVE])
+        return said[NEGATIVE] + self.scale(canvas) * (said[POSITIVE] - said[NEGATIVE])
+
+    def scale(self, canvas: Canvas) -> float:
+        """Of guidance in the step that comes next. Default: the canvas' own in all steps."""
+        return canvas.guidance
 
     def preview(self, canvas: Canvas, guided: torch.Tensor) -> torch.Tensor:
         """What the latents are on the way to, before the step is taken: for partial pictures, [1, ...].

@@ -10,8 +10,6 @@ from adapters.chunk import Payload
 from pipelines.options import DiffusionOptions
 from workers.engine import ItemError
 from workers.engines.diffusion.family import (
-    NEGATIVE,
-    POSITIVE,
     Canvas,
     Denoiser,
     Row,
@@ -119,12 +117,10 @@ class Film(Denoiser):
         share[0] = first
         return share.flatten().to(latents.device)[None] * timesteps[:, None]
 
-    def guide(self, canvas: Canvas, said: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The second transformer may have a scale of its own."""
-        if NEGATIVE not in said:
-            return said[POSITIVE]
-        scale = canvas.extras["second"] if self._expert(canvas) else canvas.guidance
-        return said[NEGATIVE] + scale * (said[POSITIVE] - said[NEGATIVE])
+    def scale(self, canvas: Canvas) -> float:
+        """The second transformer may have one of its own."""
+        second: float = canvas.extras["second"]
+        return second if self._expert(canvas) else super().scale(canvas)
 
     def picture(self, canvas: Canvas, latents: torch.Tensor) -> Payload:
         """With "fps". A first frame that was given stays what it was."""
