@@ -41,6 +41,7 @@ class Leased(Record):
     stage: int
     attempt: int
     worker: Peer
+    at: float = 0.0  #: the shell's clock
 
 
 class Kept(Record):

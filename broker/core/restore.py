@@ -186,7 +186,13 @@ class _Replay:
             task.stage.scheduler.push(task)
         else:
             self.core.tasks.lease(task, worker)
+            self._go_on_counting(task, record.at + self.shift)
         self.core.tasks.forget_delivered(task)
+
+    def _go_on_counting(self, task: Task, began: float) -> None:
+        """A hung engine gets no new time by the broker's death; a live one gets enough to introduce itself."""
+        limit, silence_s = task.stage.spec.retry.timeout_s, self.core.settings.liveness_s
+        task.started = min(self.now, max(began, self.now - limit + silence_s))
 
     def _kept(self, task: Task, record: Kept) -> None:
         if record.chunk.seq == task.emitted:

@@ -152,7 +152,7 @@ class Tasks:
         board = self._board
         task.attempt += 1
         self.lease(task, worker)
-        board.log.add(task.request.number, Leased(task.stage.number, task.attempt, worker.peer))
+        board.log.add(task.request.number, Leased(task.stage.number, task.attempt, worker.peer, board.now))
         stats = task.stage.stats
         stats.wait.observe(board.now - task.queued)
         stats.attempts += 1
