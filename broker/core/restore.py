@@ -190,7 +190,7 @@ class _Replay:
         self.core.tasks.forget_delivered(task)
 
     def _go_on_counting(self, task: Task, began: float) -> None:
-        """A hung engine gets no new time by the broker's death; a live one gets enough to introduce itself."""
+        """A hung engine gets no new time by the broker's death, a live one enough to introduce itself."""
         limit, silence_s = task.stage.spec.retry.timeout_s, self.core.settings.liveness_s
         task.started = min(self.now, max(began, self.now - limit + silence_s))
 
