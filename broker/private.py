@@ -117,7 +117,7 @@ class PrivateBroker:
 def _kept(client: Client, name: str) -> bool:
     """Whether workers are kept for a stage ("pipeline/stage"); with no replicas they come by hand."""
     pipeline, _, stage = name.partition("/")
-    return client.pipelines[pipeline].stages[stage].resources.replicas > 0
+    return client.pipelines[pipeline].stages[stage].resources.least > 0
 
 
 def _folder() -> Path:

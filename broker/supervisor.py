@@ -229,7 +229,7 @@ class Supervisor:
             f"{pipeline.name}/{name}"
             for pipeline in self.settings.pipelines
             for name, stage in pipeline.stages.items()
-            if stage.resources.replicas
+            if stage.resources.least
         }
         where = f": http://{self.settings.host}:{self._port}" if self.settings.gateway else ""
         await announce(self._address, kept, where, self._say)

@@ -83,6 +83,7 @@ def _check_stage(stage: Stage, key: str) -> None:
     if stage.when == []:
         raise PipelineError("an empty list; leave the key out to have it run always", key=f"{key}.when")
     _check_modalities(stage.waits_for, f"{key}.when")
+    _check_replicas(stage, f"{key}.resources.replicas")
     _check_devices(stage, f"{key}.resources")
 
 
@@ -115,6 +116,12 @@ def _most_ranks(stage: Stage) -> int | None:
     if stage.engine == "diffusion" and stage.options.get("cfg") == "parallel":
         return 2
     return None if stage.engine == "vllm" else 1
+
+
+def _check_replicas(stage: Stage, key: str) -> None:
+    least, most = stage.resources.least, stage.resources.most
+    if least > most:
+        raise PipelineError(f"min {least} is more than max {most}", key=f"{key}.min")
 
 
 def _check_devices(stage: Stage, key: str) -> None:

@@ -54,6 +54,7 @@ def _decode(value: Any, kind: Any, key: str) -> Any:
             problem = f"{_shown(value)} is none of the values; {choices(value, values)}"
             raise PipelineError(problem, key=key) from None
         problem = _AT.sub("", str(error)).replace("`", "").replace("Expected", "expected")
+        problem = problem.replace("| object", "or a map")
         raise PipelineError(f"{_shown(value)}: {problem}", key=key) from None
 
 
@@ -66,9 +67,12 @@ def _literals(kind: Any) -> list[str]:
 
 def _branch(value: Any, union: Any) -> Any:
     """The one part of a union that a value of this shape must fit, or the union itself for scalars."""
-    for part in typing.get_args(union):
+    parts = [part for part in typing.get_args(union) if part is not type(None)]
+    for part in parts:
         struct = isinstance(part, type) and issubclass(part, msgspec.Struct)
-        if (struct and value is not None) or (typing.get_origin(part) is list and isinstance(value, list)):
+        if struct and (isinstance(value, dict) or (value is not None and len(parts) == 1)):
+            return part
+        if typing.get_origin(part) is list and isinstance(value, list):
             return part
     return union
 

@@ -23,10 +23,14 @@ def place(stages: Sequence[Stage], gpus: int) -> list[list[str]]:
     """The devices of each stage's replicas, as `omni-worker --device` takes them ("cpu", "cuda:0,cuda:1").
 
     `auto` goes round over the GPUs for engines that use one, and is the CPU for the others and where there
-    is none. A list is dealt out in groups of `tensor_parallel_size`, again and again.
+    is none: first for the replicas that are always there, then for those that a stage may have besides. A
+    list is dealt out in groups of `tensor_parallel_size`, again and again.
     """
     rota = itertools.cycle(range(gpus)) if gpus else None
-    return [[_next(stage, rota, replica) for replica in range(stage.resources.replicas)] for stage in stages]
+    placed = [[_next(stage, rota, i) for i in range(stage.resources.least)] for stage in stages]
+    for stage, devices in zip(stages, placed, strict=True):
+        devices += [_next(stage, rota, i) for i in range(stage.resources.least, stage.resources.most)]
+    return placed
 
 
 def _next(stage: Stage, rota: Iterator[int] | None, replica: int) -> str:

@@ -18,6 +18,7 @@ REQUEST = "request"
 Name = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,13 +29,40 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait_ms: Annotated[float, Meta(ge=0, le=10_000)] = 0.0  #: how long a forward pass waits for company
 
 
+class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Between how many workers a stage may have; the broker decides (see :mod:`broker.core.scaling`)."""
+
+    min: Count = 1  #: 0: none until something waits for one
+    max: Positive = 1
+
+
+class Scaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a stage whose ``replicas`` are :class:`Bounds` gets one worker more, or one less."""
+
+    queue_per_worker: Annotated[float, Meta(gt=0)] = 2.0  #: more tasks than that wait for each worker
+    up_s: Seconds = 2.0  #: for so long: one more
+    down_s: Seconds = 60.0  #: for so long nothing has waited and a worker had nothing to do: one less
+    cooldown_s: Seconds = 10.0  #: between two steps
+
+
 class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a stage's workers run on."""
 
     devices: str | list[str] = "auto"  #: "auto", "cpu", "cuda:0", or a list of them
-    replicas: Count = 1  #: workers that `omni-broker start` keeps alive; 0: only by hand
+    replicas: Count | Bounds = 1  #: workers that `omni-broker start` keeps alive; 0: only by hand
+    scaling: Scaling = Scaling()
     tensor_parallel_size: Positive = 1  #: ranks (devices) of one worker
     threads: Count = 0  #: CPU threads of a worker; 0: the engine's default
+
+    @property
+    def least(self) -> int:
+        """Workers that are kept alive whatever there is to do."""
+        return self.replicas.min if isinstance(self.replicas, Bounds) else self.replicas
+
+    @property
+    def most(self) -> int:
+        """Workers that are kept alive at most."""
+        return self.replicas.max if isinstance(self.replicas, Bounds) else self.replicas
 
 
 class Retry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

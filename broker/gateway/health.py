@@ -65,7 +65,7 @@ class Health:
         """Whether a stage ("pipeline/stage") is one that workers are kept for."""
         pipeline, _, stage = name.partition("/")
         model = self._context.link.models.get(pipeline)
-        return model is None or model.pipeline.stages[stage].resources.replicas > 0
+        return model is None or model.pipeline.stages[stage].resources.least > 0
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus' text; without a broker the gateway's own figures alone."""

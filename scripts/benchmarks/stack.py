@@ -70,7 +70,7 @@ def _processes(pipeline: Pipeline, folder: Path, journal: bool) -> Iterator[list
 
         start(broker)
         for name, stage in pipeline.stages.items():
-            for _ in range(stage.resources.replicas):
+            for _ in range(stage.resources.least):
                 start(["workers.cli", "--pipeline", pipeline.name, "--stage", name, "--broker", address])
         yield started
 

@@ -115,6 +115,13 @@ CASES = [
     ("stages/b/resources/devices", "7", "stages.b.resources.devices", "'7' is no device"),
     ("stages/b/resources/devices", [], "stages.b.resources.devices", "empty list"),
     ("stages/b/resources/devices", ["cuda:0", "tpu"], "stages.b.resources.devices", "'tpu' is no device"),
+    ("stages/a/resources/replicas", "many", "stages.a.resources.replicas", "'many': expected int or a map"),
+    ("stages/a/resources/replicas", -1, "stages.a.resources.replicas", "-1: expected int >= 0"),
+    ("stages/a/resources/replicas", {"mx": 2}, "stages.a.resources.replicas.mx", "Allowed: min, max"),
+    ("stages/a/resources/replicas", {"max": 0}, "stages.a.resources.replicas.max", "0: expected int >= 1"),
+    ("stages/a/resources/replicas", {"min": 3, "max": 2}, "stages.a.resources.replicas.min", "max 2"),
+    ("stages/a/resources/scaling", {"up": 2}, "stages.a.resources.scaling.up", "did you mean up_s?"),
+    ("stages/a/resources/scaling", {"down_s": -1}, "stages.a.resources.scaling.down_s", ">= 0"),
     # names that lead nowhere
     ("outputs/audio", "c", "outputs.audio", "no stage 'c'; Allowed: a, b"),
     ("edges/1/from", "c", "edges[1].from", "no stage 'c'; Allowed: request, a, b"),

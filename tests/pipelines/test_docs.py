@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pipelines.checks import ENDPOINTS
-from pipelines.graph import Batch, Edge, Endpoint, Limits, Pipeline, Resources, Retry, Stage, Window
+from pipelines.graph import Batch, Edge, Endpoint, Limits, Pipeline, Resources, Retry, Scaling, Stage, Window
 from pipelines.loader import load
 from pipelines.options import ENGINES
 
@@ -25,7 +25,7 @@ def test_its_pipelines_load(tmp_path: Path) -> None:
 
 
 def test_it_names_every_setting() -> None:
-    kinds = [Pipeline, Stage, Batch, Resources, Retry, Edge, Window, Endpoint, Limits]
+    kinds = [Pipeline, Stage, Batch, Resources, Scaling, Retry, Edge, Window, Endpoint, Limits]
     kinds += [info.options for info in ENGINES.values()]
     names = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
     named = set(re.findall(r"\w[\w-]*", DOCS))

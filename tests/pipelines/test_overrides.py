@@ -24,6 +24,7 @@ VALUES: dict[str, Any] = {
     "max_batch_size": 5,
     "wait_ms": 2.5,
     "replicas": 4,
+    "scaling": {"up_s": 1.5},
     "threads": 3,
     "attempts": 7,
     "timeout_s": 12.5,
@@ -95,8 +96,16 @@ def keys_of(engine: str) -> list[str]:
 def found(stage: Stage, key: str) -> Any:
     for place in (stage, stage.batch, stage.resources, stage.retry):
         if hasattr(place, key):
-            return getattr(place, key)
+            return plain(getattr(place, key))
     return stage.options.get(key)
+
+
+def plain(value: Any) -> Any:
+    """A struct as the keys that were set in it."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = msgspec.structs.fields(type(value))
+    return {f.name: getattr(value, f.name) for f in fields if getattr(value, f.name) != f.default}
 
 
 @pytest.mark.parametrize(("engine", "key"), [(e, k) for e in ENGINES for k in keys_of(e)])
