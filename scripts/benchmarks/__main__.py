@@ -7,7 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-_SUPPORT = {"__init__", "__main__", "callers", "common", "deaths", "house", "stack"}
+_SUPPORT = {"__init__", "__main__", "callers", "common", "deaths", "hosts", "house", "lan", "stack"}
 
 
 def benchmarks() -> dict[str, str]:
