@@ -30,6 +30,7 @@ from adapters.handle import (
     BlockId,
     Chunk,
     Handle,
+    Landed,
     Sink,
     Transport,
 )
@@ -240,7 +241,8 @@ def unpack(chunk: Chunk, transport: Transport | None, released: Callable[[BlockI
     """Decodes a chunk; tensors come as read-only zero-copy views.
 
     ``released`` is called exactly once for each handle of the chunk: when the last view of its tensor is
-    gone, or before this returns or raises for a handle that has become no view.
+    gone, or before this returns or raises for a handle that has become no view. Not for those that have
+    landed: their blocks have gone back already.
 
     Raises :class:`BadHandle` or :class:`BadPayload` for a chunk that doesn't hold together, and
     :class:`UnsupportedTensor` for a dtype that needs torch where torch is absent.
@@ -263,7 +265,8 @@ def unpack(chunk: Chunk, transport: Transport | None, released: Callable[[BlockI
         return _decode(partial(msgspec.msgpack.decode, ext_hook=hook), chunk.body)
     finally:
         for handle in unused.values():
-            released(handle.block)
+            if type(handle) is not Landed:
+                released(handle.block)
 
 
 def body_fields(body: msgspec.Raw) -> Payload:

@@ -42,6 +42,16 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.copy or (self.block.place if self.transport == "disk" else "")
 
 
+#: Stands for the block of a handle that has landed: the block itself has gone back to its host.
+LANDED = BlockId("landed", 0, 0)
+
+
+class Landed(Handle, frozen=True, array_like=True, gc=False, kw_only=True):
+    """A handle that has its tensor's bytes with it, pulled from another host. Never sent to anybody."""
+
+    data: Any
+
+
 class Chunk(msgspec.Struct, array_like=True):
     """One numbered piece of a task's output.
 
@@ -58,6 +68,11 @@ class Chunk(msgspec.Struct, array_like=True):
 def size_of(chunk: Chunk) -> int:
     """Bytes of a chunk, its tensors included: what flow control counts."""
     return len(chunk.body) + sum([handle.nbytes for handle in chunk.handles])
+
+
+def blocks_of(chunk: Chunk) -> list[BlockId]:
+    """The blocks that who holds this chunk has to release; those that have landed are released already."""
+    return [handle.block for handle in chunk.handles if type(handle) is not Landed]
 
 
 class AdapterError(Exception):

@@ -17,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from adapters import tensor
 from adapters.disk import DiskStore
-from adapters.handle import BadHandle, BlockId, Handle
+from adapters.handle import BadHandle, BlockId, Handle, Landed
 from adapters.segment import HEADER, HEADER_SIZE, MAGIC, SEGMENT
 
 KEPT = 64  #: mappings kept although no view uses them
@@ -52,11 +54,15 @@ class Reader:
     def get(self, handle: Handle, released: Callable[[BlockId], None]) -> Any:
         """A read-only view; see :meth:`adapters.handle.Transport.get`.
 
+        For what has landed, ``released`` isn't called: its block has gone back already.
+
         What lies on disk is read here and now, two milliseconds a MiB, most of them for the checksum. It lies
         there because memory was full or the machine was restarted: too rare to read it on another thread.
         """
         kind = tensor.storage(handle.dtype, handle.shape, handle.nbytes)
         memory: mmap.mmap | bytes
+        if isinstance(handle, Landed):
+            return tensor.revive(_landed(handle, kind), handle.dtype)
         if handle.transport == "disk":
             memory, offset = self._stored(handle.block.place, handle.nbytes), 0
         elif handle.transport == "shm":
@@ -73,6 +79,15 @@ class Reader:
         result = tensor.revive(root, handle.dtype)
         weakref.finalize(root, released, handle.block).atexit = False
         return result
+
+    def view(self, handle: Handle) -> memoryview:
+        """The bytes of a block in shared memory, checked as :meth:`get` does, for who sends them on.
+
+        Raises :class:`BadHandle`.
+        """
+        tensor.storage(handle.dtype, handle.shape, handle.nbytes)
+        start = handle.block.offset
+        return memoryview(self._mapped(handle))[start : start + handle.nbytes]
 
     def forget(self) -> None:
         """Drops the mappings that no view uses."""
@@ -142,3 +157,9 @@ class Reader:
             raise BadHandle(f"can't map {place}: {error.strerror}") from None
         finally:
             os.close(fd)
+
+
+def _landed(handle: Landed, kind: np.dtype[Any]) -> tensor.Array:
+    array = tensor.over(handle.data or b"\0", 0, kind, handle.shape)
+    array.flags.writeable = False
+    return array

@@ -160,3 +160,39 @@ def secure_client(socket: zmq.Socket[bytes], keys: Keys) -> None:
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.client)
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.client_secret)
+
+
+class Shared:
+    """For sockets between workers, where both ends have the client's pair and admit no other.
+
+    It is an :class:`adapters.net.secure.Secure`. Raises KeysError where the client's secret is missing.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        if keys.client_secret is None:
+            raise KeysError(
+                f"{keys.folder} has no {CLIENT}.key_secret; copy it from where the keys were made"
+            )
+        self._public = keys.client
+        self._secret = keys.client_secret
+
+    @classmethod
+    def find(cls) -> Self | None:
+        """With this process's keys; None where none were made. Raises KeysError."""
+        keys = Keys.find()
+        return None if keys is None else cls(keys)
+
+    def server(self, socket: zmq.Socket[bytes]) -> None:
+        """For a data server's socket."""
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+
+    def client(self, socket: zmq.Socket[bytes]) -> None:
+        """For a fetcher's socket."""
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self._public)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
+
+    def admits(self, key: bytes) -> bool:
+        """Whether a public key, as z85 text, is the client's."""
+        return key == self._public

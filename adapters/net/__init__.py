@@ -1,0 +1,1 @@
+"""Tensors between hosts: data servers that send blocks, and fetchers that pull them."""
