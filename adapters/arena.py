@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ import numpy as np
 from adapters import tensor as codec
 from adapters.disk import PLACE, DiskStore
 from adapters.handle import AdapterError, ArenaFull, BlockId, Handle
+from adapters.host import new_owner
 from adapters.reader import Reader
 from adapters.room import ceiling as usual_ceiling
 from adapters.segment import OWNER, RUN, Segment, block_size, shm_dir
@@ -69,16 +69,16 @@ class SharedMemory:
 
         Args:
             run: The broker run's nonce, 16 hex digits.
-            owner: 8 to 32 hex digits, drawn at random unless given.
+            owner: 8 to 32 hex digits; by default they begin with the host's name, see :mod:`adapters.host`.
             folder: Where segments live; by default ``OMNI_SHM_DIR`` or /dev/shm.
             ceiling: Bytes that all segments together may take; by default see :func:`adapters.room.ceiling`.
             first_segment: Bytes of the first segment.
             store: Where tensors go that have to outlive us or have no room, and where such are read.
         """
-        owner = owner or secrets.token_hex(8)
+        self.folder = folder or shm_dir()
+        owner = owner or new_owner(self.folder)
         if not RUN.fullmatch(run) or not OWNER.fullmatch(owner):
             raise ValueError(f"run {run!r} or owner {owner!r} is not made of hex digits (16, and 8 to 32)")
-        self.folder = folder or shm_dir()
         self.prefix = f"omni-{run}-{owner}-"  #: how the names of our segments start
         self.ceiling = usual_ceiling(self.folder) if ceiling is None else ceiling
         self.store = store

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from adapters.handle import AdapterError, ArenaFull, BadHandle
+from adapters.host import DIGITS, forget_store_name, store_name
 from adapters.locks import remove_unlocked
 
 NAME = re.compile(r"[0-9A-Za-z_-]{8,64}")  #: a request's name, which is its folder's
@@ -69,10 +70,10 @@ class DiskStore:
             name: The request's name, see :data:`NAME`.
             data: One-dimensional, of bytes.
         """
-        place = f"{_checked(name)}/{secrets.token_hex(16)}"
-        path = self.folder / place
-        temporary = path.with_suffix(_TEMPORARY)
         try:
+            place = f"{_checked(name)}/{self.name()}{secrets.token_hex(16 - DIGITS // 2)}"
+            path = self.folder / place
+            temporary = path.with_suffix(_TEMPORARY)
             fd = self._create(temporary)
             try:
                 _write(fd, _HEADER.pack(_MAGIC, VERSION, len(data), _checksum(data)))
@@ -111,6 +112,21 @@ class DiskStore:
         if len(data) != nbytes or _checksum(data) != checksum:
             raise BadHandle(f"{place} is damaged: its checksum differs")
         return data
+
+    def name(self) -> str:
+        """What the store is called, also by other hosts; see :func:`adapters.host.store_name`.
+
+        Makes the folder. Raises OSError when it can't be written.
+        """
+        for _ in range(_TRIES):
+            self._make(self.folder)
+            with contextlib.suppress(FileNotFoundError):  # somebody has just closed the empty store
+                return store_name(self.folder)
+        raise FileNotFoundError(errno.ENOENT, "it is removed again and again", str(self.folder))
+
+    def has(self, place: str) -> bool:
+        """Whether this file is here; it may be a bad one."""
+        return PLACE.fullmatch(place) is not None and (self.folder / place).exists()
 
     def unlink(self, place: str) -> bool:
         """Removes one file, and its request's folder with the last one. Whether it was there."""
@@ -155,7 +171,8 @@ class DiskStore:
         return gone
 
     def close(self) -> None:
-        """Removes the folder, if it is empty."""
+        """Removes the folder, if nothing but its name is in it."""
+        forget_store_name(self.folder)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
