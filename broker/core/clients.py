@@ -27,6 +27,7 @@ from broker.protocol import (
     Report,
     Submit,
     Taken,
+    Unplaced,
     Who,
 )
 
@@ -48,6 +49,7 @@ class ClientDesk:
             Attach: self._known(requests.attach),
             Inspect: self._known(self._inspect),
             Letters: self._known(self._letters),
+            Unplaced: self._known(self._unplaced),
             Abort: self._about(lambda request, m: requests.abort(request, leave=m.leave)),
             Forget: self._about(lambda request, m: requests.delivered(request)),
             Taken: self._about(lambda request, m: core.tasks.flow.taken(request, m.output, m.chunks)),
@@ -110,6 +112,9 @@ class ClientDesk:
 
     def _letters(self, client: Client, m: Letters) -> None:
         self._answer(client, m.tag, self._core.requests.letters.answer(m.act, m.name))
+
+    def _unplaced(self, client: Client, m: Unplaced) -> None:
+        client.unplaced = m.stages
 
     def _answer(self, client: Client, tag: int, body: dict[str, Any]) -> None:
         self._core.board.send(client.peer, Report(tag, msgspec.Raw(msgspec.msgpack.encode(body))))

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from broker.core import scaling
 from broker.core.board import Board
 from broker.core.clients import ClientDesk
 from broker.core.events import Event, Gone, Instruction, Lost, Note, Received, SweepRun, Tick
@@ -379,4 +380,6 @@ class Core:
             if worker.results != worker.seen:
                 worker.seen = worker.results
                 self._send(worker.peer, Seen(worker.results))
+        for pipeline in self.board.pipelines.values():
+            scaling.look(pipeline.stages, now)
         self._settle()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def make(core: Core, what: str, now: float) -> dict[str, Any]:
     """The report named ``what``; an unknown name gives ``{"error": ...}``."""
-    reports = {"status": _status, "ready": _ready, "metrics": _metrics}
+    reports = {"status": _status, "ready": _ready, "metrics": _metrics, "placement": _placement}
     if what not in reports:
         return {"error": f"no report {what!r}; there are: {', '.join(reports)}"}
     return reports[what](core, now)
@@ -87,6 +87,24 @@ def _ready(core: Core, now: float) -> dict[str, Any]:
     return {"ready": not missing, "missing": missing}
 
 
+def _placement(core: Core, now: float) -> dict[str, Any]:
+    """For those who start and end workers: how many are wanted, and what each guardian's have to do."""
+    return {
+        "stages": [
+            {
+                "stage": stage.label,
+                "wanted": stage.scaler.wanted,
+                "guardians": [
+                    [g.host, g.pid, sum(len(worker.tasks) for worker in g.workers.values())]
+                    for g in stage.guardians.values()
+                ],
+            }
+            for pipeline in core.board.pipelines.values()
+            for stage in pipeline.stages
+        ]
+    }
+
+
 def _status(core: Core, now: float) -> dict[str, Any]:
     board = core.board
     return {
@@ -95,7 +113,7 @@ def _status(core: Core, now: float) -> dict[str, Any]:
         "pipelines": {
             pipeline.name: {
                 "unfinished": pipeline.unfinished,
-                "stages": {stage.name: _stage(stage, now) for stage in pipeline.stages},
+                "stages": {stage.name: _stage(stage, core, now) for stage in pipeline.stages},
             }
             for pipeline in board.pipelines.values()
         },
@@ -116,7 +134,7 @@ def _status(core: Core, now: float) -> dict[str, Any]:
     }
 
 
-def _stage(stage: StageState, now: float) -> dict[str, Any]:
+def _stage(stage: StageState, core: Core, now: float) -> dict[str, Any]:
     stats = stage.stats
     return {
         "engine": stage.spec.engine,
@@ -124,6 +142,7 @@ def _stage(stage: StageState, now: float) -> dict[str, Any]:
         "running": stage.running,
         "workers": [_worker(worker, now) for worker in stage.workers.values()],
         "starting": sum(not guardian.workers for guardian in stage.guardians.values()),
+        "replicas": _replicas(stage, core, now),
         "tasks": stats.counts(),
         "chunks": stats.chunks,
         "work": {
@@ -132,6 +151,19 @@ def _stage(stage: StageState, now: float) -> dict[str, Any]:
             "chunks": stats.chunks,
             "lost_chunks": stats.lost_chunks,
         },
+    }
+
+
+def _replicas(stage: StageState, core: Core, now: float) -> dict[str, Any]:
+    scaler = stage.scaler
+    return {
+        "min": scaler.least,
+        "max": scaler.most,
+        "wanted": scaler.wanted,
+        "present": sum(not worker.draining for worker in stage.workers.values()),
+        "why": scaler.why,
+        "since_s": round(now - scaler.since, 3) if scaler.since is not None else 0.0,
+        "trouble": next(filter(None, (c.unplaced.get(stage.label) for c in core.clients.values())), ""),
     }
 
 
@@ -170,6 +202,9 @@ def _stage_metrics(stage: StageState) -> dict[str, Any]:
         "queued": stage.scheduler.length,
         "running": stage.running,
         "workers": len(stage.workers),
+        "replicas_wanted": stage.scaler.wanted,
+        "replicas_min": stage.scaler.least,
+        "replicas_max": stage.scaler.most,
         "tasks": stats.counts(),
         "chunks": stats.chunks,
         "busy_s": stats.busy_s,

@@ -8,6 +8,7 @@ from adapters.handle import Chunk, Handle
 from broker.core.ahead import UNLIMITED, Gauge, Granted, first_grant
 from broker.core.lifecycle import TaskState
 from broker.core.routes import Inlet, Route, Router
+from broker.core.scaling import Scaler
 from broker.core.scheduling import Scheduler
 from broker.core.stats import StageStats
 from broker.protocol import Ended, Error, Peer, Submit, Timing
@@ -224,7 +225,7 @@ class Guardian:
 class Client:
     """A gateway, a command line or a Python program."""
 
-    __slots__ = ("arena", "kind", "peer", "requests", "seen", "unclaimed")
+    __slots__ = ("arena", "kind", "peer", "requests", "seen", "unclaimed", "unplaced")
 
     def __init__(self, peer: Peer, kind: str, now: float) -> None:
         self.peer = peer
@@ -233,6 +234,7 @@ class Client:
         self.seen = now
         self.requests: dict[int, Request] = {}  #: by the client's tag
         self.unclaimed: set[int] = set()  #: tags that it has not named again since the broker's restart
+        self.unplaced: dict[str, str] = {}  #: "pipeline/stage" -> why it can't start the workers it should
 
 
 class StageState:
@@ -244,6 +246,7 @@ class StageState:
         "number",
         "pipeline",
         "progress",
+        "scaler",
         "scheduler",
         "spec",
         "stats",
@@ -256,10 +259,16 @@ class StageState:
         self.name = name
         self.spec = spec
         self.scheduler = Scheduler()
+        self.scaler = Scaler(spec.resources)
         self.stats = StageStats()
         self.workers: dict[Peer, Worker] = {}
         self.guardians: dict[Peer, Guardian] = {}
         self.progress = 0.0  #: the last time a chunk came out of it, or a task ended
+
+    @property
+    def label(self) -> str:
+        """What people call it: "pipeline/stage"."""
+        return f"{self.pipeline.name}/{self.name}"
 
     @property
     def running(self) -> int:

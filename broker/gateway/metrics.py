@@ -159,6 +159,11 @@ class _Broker(Collector):
         yield self._stage_gauge("omni_num_requests_running", "Tasks that workers hold.", "running")
         yield self._stage_gauge("omni_num_requests_waiting", "Tasks that wait for a worker.", "queued")
         yield self._stage_gauge("omni_stage_workers", "Workers that are ready.", "workers")
+        yield self._stage_gauge(
+            "omni_stage_replicas_wanted", "Workers that there should be.", "replicas_wanted"
+        )
+        yield self._stage_gauge("omni_stage_replicas_min", "Workers that there are at least.", "replicas_min")
+        yield self._stage_gauge("omni_stage_replicas_max", "Workers that there are at most.", "replicas_max")
         yield self._stage_histogram("omni_stage_queue_wait_seconds", "From queued to assigned.", "wait")
         yield self._stage_histogram("omni_stage_service_seconds", "From assigned to ended.", "service")
         tasks = CounterMetricFamily(

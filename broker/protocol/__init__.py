@@ -7,7 +7,8 @@ and its first message names the protocol version.
 
     guardian  -> broker   Hello Beat Died Bye
     engine    -> broker   Ready Emit Finish Failed Checkpoint Took Release Resync Bye
-    client    -> broker   Connect Beat Submit Attach Taken Abort Forget Release Resync Inspect Letters Bye
+    client    -> broker   Connect Beat Submit Attach Taken Abort Forget Release Resync Inspect Letters
+                          Unplaced Bye
     broker    -> guardian Welcome Reject Who Beat Kill Drain
     broker    -> engine   Welcome Reject Who Seen Assign Input Grant Cancel Drain Free
     broker    -> client   Connected Reject Who Beat Busy Accepted Attached Refused Output Ended Report Free
@@ -52,6 +53,7 @@ from broker.protocol.clients import (
     Report,
     Submit,
     Taken,
+    Unplaced,
 )
 from broker.protocol.shared import (
     NAME,
@@ -142,6 +144,7 @@ __all__ = [
     "ToClient",
     "ToWorker",
     "Took",
+    "Unplaced",
     "Welcome",
     "Who",
     "decode_from_client",
@@ -155,7 +158,19 @@ __all__ = [
 FromWorker = Hello | Beat | Died | Bye | Ready | Emit | Finish | Failed | Checkpoint | Took | Release | Resync
 ToWorker = Welcome | Reject | Who | Beat | Kill | Seen | Assign | Input | Grant | Cancel | Drain | Free
 FromClient = (
-    Connect | Beat | Submit | Attach | Taken | Abort | Forget | Release | Resync | Inspect | Letters | Bye
+    Connect
+    | Beat
+    | Submit
+    | Attach
+    | Taken
+    | Abort
+    | Forget
+    | Release
+    | Resync
+    | Inspect
+    | Letters
+    | Unplaced
+    | Bye
 )
 ToClient = (
     Connected | Reject | Who | Beat | Busy | Accepted | Attached | Refused | Output | Ended | Report | Free

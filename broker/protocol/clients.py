@@ -96,6 +96,15 @@ class Inspect(Message):
     name: str = ""
 
 
+class Unplaced(Message):
+    """From whoever starts workers: the stages ("pipeline/stage") that can't have all they should, and why.
+
+    Said when that changes; it takes the place of what was said before.
+    """
+
+    stages: dict[str, str]
+
+
 # --- broker -> client
 
 
