@@ -23,6 +23,9 @@ from workers.inputs import find_transfer
 
 Array = np.ndarray[Any, Any]
 
+#: A request's payload, its parameters, its seed.
+Asked = tuple[dict[str, Any], dict[str, Any], int]
+
 
 @dataclass
 class Painted:
@@ -261,3 +264,38 @@ def assert_same(painted: Painted, expected: Reference, *, latents: Array | None 
 async def at_once(*jobs: Any) -> list[Any]:
     """Runs coroutines together."""
     return list(await asyncio.gather(*jobs))
+
+
+async def painted_together(
+    pipeline: str, model: Path, requests: Sequence[Asked], *settings: str
+) -> list[Painted]:
+    """Requests that come at once. The denoiser must have taken their steps together."""
+    async with running(pipeline, model, *settings) as rig:
+        painted = await at_once(
+            *(rig.paint(request, seed=seed, **params) for request, params, seed in requests)
+        )
+        # Little more steps than the longest took.
+        assert rig.engines["denoiser"].thread.runner.steps < sum(  # type: ignore[attr-defined]
+            params["num_inference_steps"] for _, params, _ in requests
+        )
+    return painted
+
+
+async def assert_resumes(pipeline: str, model: Path, asked: Asked, *, kill_after: int) -> None:
+    """A denoiser that dies after so many checkpoints, one a step, goes on where it was.
+
+    The request has two partial pictures.
+    """
+    request, params, seed = asked
+    async with running(pipeline, model, "denoiser.checkpoint_steps=1") as rig:
+        whole = await rig.paint(request, seed=seed, **params)
+        runner = rig.engines["denoiser"].thread.runner  # type: ignore[attr-defined]
+        before = runner.steps
+        broken = await rig.broken(
+            "denoiser", whole.made, seed, params, when=lambda _, states: len(states) == kill_after
+        )
+        taken = runner.steps - before
+    assert taken <= params["num_inference_steps"] + 2, "no step twice, but for those under way at the death"
+    assert [payload.get("partial") for payload in broken] == [0, 1, None]
+    for one, other in zip(broken, whole.made["denoiser"], strict=True):
+        np.testing.assert_array_equal(one["latents"], other["latents"])

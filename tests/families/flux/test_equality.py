@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.families.diffusion_rig import Painted, assert_same, at_once, reference, running
+from tests.families.diffusion_rig import (
+    Asked,
+    Painted,
+    assert_resumes,
+    assert_same,
+    at_once,
+    painted_together,
+    reference,
+    running,
+)
 
-Asked = tuple[dict[str, Any], dict[str, Any], int]
 SIZE = {"width": 64, "height": 48}
 
 #: Requests that share nothing but their time: words, steps, guidance, seeds, sizes.
@@ -65,14 +73,8 @@ def check(painted: Painted, pipe: Any, asked: Asked, **call: Any) -> None:
 
 @pytest.mark.parametrize("cfg", ["batched", "sequential"])
 async def test_unequal_requests_in_one_batch_are_what_each_is_alone(dev: Path, pipe: Any, cfg: str) -> None:
-    async with running("flux", dev, f"denoiser.cfg={cfg}", "denoiser.max_batch_size=5") as rig:
-        painted = await at_once(
-            *(rig.paint(request, seed=seed, **params) for request, params, seed in REQUESTS)
-        )
-        # Little more steps than the longest took: they ran together.
-        assert rig.engines["denoiser"].thread.runner.steps < sum(
-            params["num_inference_steps"] for _, params, _ in REQUESTS
-        )
+    settings = (f"denoiser.cfg={cfg}", "denoiser.max_batch_size=5")
+    painted = await painted_together("flux", dev, REQUESTS, *settings)
     for one, asked in zip(painted, REQUESTS, strict=True):
         check(one, pipe, asked)
 
@@ -110,17 +112,7 @@ async def test_a_killed_denoiser_goes_on_where_it_was(dev: Path) -> None:
     request = {"prompt": "a vase", "negative_prompt": "a jar"}
     params = {**SIZE, "num_inference_steps": 7, "true_cfg_scale": 2.0, "partial_images": 2}
     kill_after = int(np.random.default_rng(5).integers(1, 6))  # checkpoints, one a step
-    async with running("flux", dev, "denoiser.checkpoint_steps=1") as rig:
-        whole = await rig.paint(request, seed=9, **params)
-        before = rig.engines["denoiser"].thread.runner.steps
-        broken = await rig.broken(
-            "denoiser", whole.made, 9, params, when=lambda _, states: len(states) == kill_after
-        )
-        taken = rig.engines["denoiser"].thread.runner.steps - before
-    assert taken <= 7 + 2, "no step twice, but for those that were under way when it was killed"
-    assert [payload.get("partial") for payload in broken] == [0, 1, None]
-    for one, other in zip(broken, whole.made["denoiser"], strict=True):
-        np.testing.assert_array_equal(one["latents"], other["latents"])
+    await assert_resumes("flux", dev, (request, params, 9), kill_after=kill_after)
 
 
 async def test_a_size_that_cannot_be_cut_into_patches_is_refused(dev: Path) -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.families.diffusion_rig import Painted, assert_same, reference
-
-#: What a caller sent, the parameters, the seed.
-Asked = tuple[dict[str, Any], dict[str, Any], int]
+from tests.families.diffusion_rig import Asked, Painted, assert_same, reference
 
 
 def check(painted: Painted, pipe: Any, asked: Asked, **call: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.families.diffusion_rig import Painted, at_once, running
-from tests.families.qwen_image.compare import Asked, check
+from tests.families.diffusion_rig import Asked, Painted, at_once, running
+from tests.families.qwen_image.compare import check
 from tests.families.requests import picture
 from workers.engine import ItemError
 

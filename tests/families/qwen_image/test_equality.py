@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.families.diffusion_rig import at_once, running
-from tests.families.qwen_image.compare import Asked, check
+from tests.families.diffusion_rig import Asked, assert_resumes, at_once, painted_together, running
+from tests.families.qwen_image.compare import check
 
 SIZE = {"width": 64, "height": 48}
 
@@ -50,14 +50,8 @@ CELLS: list[Asked] = [
 
 @pytest.mark.parametrize("cfg", ["batched", "sequential"])
 async def test_unequal_requests_in_one_batch_are_what_each_is_alone(draws: Path, pipe: Any, cfg: str) -> None:
-    async with running("qwen_image", draws, f"denoiser.cfg={cfg}", "denoiser.max_batch_size=5") as rig:
-        painted = await at_once(
-            *(rig.paint(request, seed=seed, **params) for request, params, seed in REQUESTS)
-        )
-        # Little more steps than the longest took: they ran together.
-        assert rig.engines["denoiser"].thread.runner.steps < sum(
-            params["num_inference_steps"] for _, params, _ in REQUESTS
-        )
+    settings = (f"denoiser.cfg={cfg}", "denoiser.max_batch_size=5")
+    painted = await painted_together("qwen_image", draws, REQUESTS, *settings)
     for one, asked in zip(painted, REQUESTS, strict=True):
         check(one, pipe, asked)
 
@@ -88,14 +82,4 @@ async def test_a_killed_denoiser_goes_on_where_it_was(draws: Path) -> None:
     request = {"prompt": "a vase", "negative_prompt": "a jar of glass"}
     params = {**SIZE, "num_inference_steps": 7, "partial_images": 2}
     kill_after = int(np.random.default_rng(6).integers(1, 6))  # checkpoints, one a step
-    async with running("qwen_image", draws, "denoiser.checkpoint_steps=1") as rig:
-        whole = await rig.paint(request, seed=9, **params)
-        before = rig.engines["denoiser"].thread.runner.steps
-        broken = await rig.broken(
-            "denoiser", whole.made, 9, params, when=lambda _, states: len(states) == kill_after
-        )
-        taken = rig.engines["denoiser"].thread.runner.steps - before
-    assert taken <= 7 + 2, "no step twice, but for those that were under way when it was killed"
-    assert [payload.get("partial") for payload in broken] == [0, 1, None]
-    for one, other in zip(broken, whole.made["denoiser"], strict=True):
-        np.testing.assert_array_equal(one["latents"], other["latents"])
+    await assert_resumes("qwen_image", draws, (request, params, 9), kill_after=kill_after)

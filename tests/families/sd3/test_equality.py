@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.families.diffusion_rig import assert_same, at_once, reference, running
+from tests.families.diffusion_rig import Asked, assert_same, at_once, painted_together, reference, running
 
 #: Requests that share nothing but their time: words, steps, guidance, seeds, sizes.
-REQUESTS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+REQUESTS: list[Asked] = [
     ({"prompt": "a red ring"}, {"num_inference_steps": 4}, 1),
     ({"prompt": "a red ring"}, {"num_inference_steps": 4}, 2),  # the second picture of one call
     ({"prompt": "blue", "negative_prompt": "green"}, {"num_inference_steps": 6, "guidance_scale": 3.0}, 3),
@@ -24,13 +24,8 @@ REQUESTS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
 async def test_unequal_requests_in_one_batch_are_what_each_is_alone(
     checkpoint: Path, pipe: Any, cfg: str
 ) -> None:
-    async with running("sd3", checkpoint, f"denoiser.cfg={cfg}", "denoiser.max_batch_size=5") as rig:
-        painted = await at_once(
-            *(rig.paint(request, seed=seed, **params) for request, params, seed in REQUESTS)
-        )
-        runner = rig.engines["denoiser"].thread.runner
-        # As many steps as the longest took, or little more: they ran together.
-        assert runner.steps < sum(params["num_inference_steps"] for _, params, _ in REQUESTS)
+    settings = (f"denoiser.cfg={cfg}", "denoiser.max_batch_size=5")
+    painted = await painted_together("sd3", checkpoint, REQUESTS, *settings)
     for one, (request, params, seed) in zip(painted, REQUESTS, strict=True):
         assert_same(one, reference(pipe, seed=seed, **request, **params))
 

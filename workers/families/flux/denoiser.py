@@ -7,10 +7,8 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 
 from adapters.chunk import Payload
-from pipelines.options import DiffusionOptions
 from workers.engines.diffusion.family import (
     Canvas,
-    Denoiser,
     Row,
     Wishes,
     conditions_of,
@@ -20,26 +18,15 @@ from workers.engines.diffusion.family import (
     timesteps_of,
 )
 from workers.engines.diffusion.tensors import noise
-from workers.families.find import refuse
 from workers.families.flux.wishes import GUIDANCE, SIZE, STEPS, FluxWishes
+from workers.families.one_transformer import OneTransformer
 from workers.families.packed import pack, shifted, unpack
-from workers.families.parts import Parts
 
 
-class Flux(Denoiser):
+class Flux(OneTransformer):
     """Latents are packed: [1, patches, channels x 4]."""
 
     wishes = FluxWishes
-
-    def __init__(self, model: str, options: DiffusionOptions, device: str) -> None:
-        super().__init__(model, options, device)
-        refuse(options, "family_options")
-        parts = Parts(model, device=device, dtype=options.dtype)
-        self._transformer = parts.module("transformer")
-        self.transformers = [self._transformer]
-        self._template = parts.plain("scheduler")
-        #: Pixels of a latent's edge.
-        self._shrinks = 2 ** (len(parts.config("vae")["block_out_channels"]) - 1)
 
     def begin(self, inputs: Mapping[str, list[Payload]], wishes: Wishes, seed: int) -> Canvas:
         """Inputs: "text"."""

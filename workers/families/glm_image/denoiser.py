@@ -16,7 +16,6 @@ from workers.engine import ItemError
 from workers.engines.diffusion.family import (
     POSITIVE,
     Canvas,
-    Denoiser,
     Row,
     Wishes,
     conditions_of,
@@ -26,27 +25,19 @@ from workers.engines.diffusion.family import (
 )
 from workers.engines.diffusion.schedule import scheduler_for
 from workers.engines.diffusion.tensors import as_tensor, noise
-from workers.families.find import refuse
 from workers.families.glm_image.sight import doubled
 from workers.families.glm_image.wishes import CODE, GUIDANCE, STEPS
-from workers.families.parts import Parts
+from workers.families.one_transformer import OneTransformer
 
 
-class GlmImage(Denoiser):
+class GlmImage(OneTransformer):
     """Latents [1, channels, height, width]. The negative branch draws without the codes."""
 
     def __init__(self, model: str, options: DiffusionOptions, device: str) -> None:
         super().__init__(model, options, device)
-        refuse(options, "family_options")
-        parts = Parts(model, device=device, dtype=options.dtype)
-        self._transformer = parts.module("transformer")
-        self.transformers = [self._transformer]
         # Of the same weights, and with blocks of its own: caches change those of the other one.
         weights = [*self._transformer.parameters(), *self._transformer.buffers()]
         self._looking = copy.deepcopy(self._transformer, {id(weight): weight for weight in weights})
-        self._template = parts.plain("scheduler")
-        blocks = parts.config("vae")["block_out_channels"]
-        self._shrinks = 2 ** (len(blocks) - 1)  #: pixels of a latent's edge
 
     def begin(self, inputs: Mapping[str, list[Payload]], wishes: Wishes, seed: int) -> Canvas:
         """Inputs: "text", "thinker" with the codes, and for an edit "picture" with latents."""

@@ -7,35 +7,24 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from adapters.chunk import Payload
-from pipelines.options import DiffusionOptions
 from workers.engine import ItemError
 from workers.engines.diffusion.family import (
     Canvas,
-    Denoiser,
     Row,
     Wishes,
     conditions_of,
 )
 from workers.engines.diffusion.schedule import scheduler_for
 from workers.engines.diffusion.tensors import noise
-from workers.families.find import refuse
+from workers.families.one_transformer import OneTransformer
 from workers.families.painter.wishes import SIZE, STEPS, PainterWishes
-from workers.families.parts import Parts
 from workers.families.sd3.passes import said_by
 
 
-class Painter(Denoiser):
+class Painter(OneTransformer):
     """Latents [1, channels, height, width]."""
 
     wishes = PainterWishes
-
-    def __init__(self, model: str, options: DiffusionOptions, device: str) -> None:
-        super().__init__(model, options, device)
-        refuse(options, "family_options")
-        parts = Parts(model, device=device, dtype=options.dtype)
-        self._transformer = parts.module("transformer")
-        self.transformers = [self._transformer]
-        self._template = parts.plain("scheduler")
 
     def begin(self, inputs: Mapping[str, list[Payload]], wishes: Wishes, seed: int) -> Canvas:
         """Inputs: "thinker"."""

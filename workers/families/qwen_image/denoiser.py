@@ -12,7 +12,6 @@ from workers.engines.diffusion.family import (
     NEGATIVE,
     POSITIVE,
     Canvas,
-    Denoiser,
     Row,
     Wishes,
     conditions_of,
@@ -20,25 +19,19 @@ from workers.engines.diffusion.family import (
     timesteps_of,
 )
 from workers.engines.diffusion.tensors import as_tensor, noise
-from workers.families.find import refuse
+from workers.families.one_transformer import OneTransformer
 from workers.families.packed import pack, shifted, unpack
-from workers.families.parts import Parts
 from workers.families.qwen_image.form import STEPS, Form, QwenImageWishes, Size
 
 
-class QwenImage(Denoiser):
+class QwenImage(OneTransformer):
     """Latents are packed: [1, patches, channels x 4]. Given pictures' stand behind them in each pass."""
 
     wishes = QwenImageWishes
 
     def __init__(self, model: str, options: DiffusionOptions, device: str) -> None:
         super().__init__(model, options, device)
-        refuse(options, "family_options")
-        parts = Parts(model, device=device, dtype=options.dtype)
-        self._form = Form(parts)
-        self._transformer = parts.module("transformer")
-        self.transformers = [self._transformer]
-        self._template = parts.plain("scheduler")
+        self._form = Form(self._parts)
         for setting in ("guidance_embeds", "use_additional_t_cond"):
             if self._transformer.config.get(setting):
                 raise ValueError(f"{model}: the transformer has {setting}, which is not known here")

@@ -8,11 +8,9 @@ from typing import Any
 import torch
 
 from adapters.chunk import Payload
-from pipelines.options import DiffusionOptions
 from workers.engine import ItemError
 from workers.engines.diffusion.family import (
     Canvas,
-    Denoiser,
     Row,
     Wishes,
     conditions_of,
@@ -20,25 +18,14 @@ from workers.engines.diffusion.family import (
 )
 from workers.engines.diffusion.schedule import scheduler_for
 from workers.engines.diffusion.tensors import as_tensor, noise
-from workers.families.find import refuse
+from workers.families.one_transformer import OneTransformer
 from workers.families.packed import shift_of
-from workers.families.parts import Parts
 from workers.families.sd3.defaults import STEPS, STRENGTH, scale_of
 from workers.families.sd3.passes import said_by
 
 
-class Sd3(Denoiser):
+class Sd3(OneTransformer):
     """Latents [1, channels, height, width]."""
-
-    def __init__(self, model: str, options: DiffusionOptions, device: str) -> None:
-        super().__init__(model, options, device)
-        refuse(options, "family_options")
-        parts = Parts(model, device=device, dtype=options.dtype)
-        self._transformer = parts.module("transformer")
-        self.transformers = [self._transformer]
-        self._template = parts.plain("scheduler")
-        #: Pixels of a latent's edge.
-        self._shrinks = 2 ** (len(parts.config("vae")["block_out_channels"]) - 1)
 
     def begin(self, inputs: Mapping[str, list[Payload]], wishes: Wishes, seed: int) -> Canvas:
         """Inputs: "text", and "picture" where one is to be changed."""
