@@ -16,6 +16,7 @@ from scripts.benchmarks.house import message_of
 
 PATIENCE_S = 120.0  #: a stream that brings nothing for so long is lost
 PAUSE_S = 0.05  #: before a caller comes back
+TOLD = "error in the stream"  #: what Lost begins with where the server said itself that no more comes
 ACCEPT = {"Accept": "text/event-stream"}  #: says that we look at events' ids
 IN_FLIGHT_S = 0.02  #: what arrives so soon after a death was on its way before it
 
@@ -178,7 +179,7 @@ class Caller:
 
     def _read(self, event: dict[str, Any]) -> None:
         if "error" in event:
-            raise Lost(f"error in the stream: {event['error'].get('message')}")
+            raise Lost(f"{TOLD}: {event['error'].get('message')}")
         brought = {""}
         for choice in event["choices"]:
             delta = choice["delta"]

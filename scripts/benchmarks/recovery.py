@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -112,15 +112,29 @@ class Work:
 
 
 class Load:
-    """So many callers of each pipeline at once, each asking again as soon as it has its answer."""
+    """So many callers of each pipeline at once, each asking again as soon as it has its answer.
 
-    def __init__(self, home: House, session: aiohttp.ClientSession, pipelines: Sequence[str]) -> None:
+    Args:
+        url: The gateway.
+        session: For all connections.
+        pipelines: Their names.
+        request: Gives the body of a pipeline's n-th request, the same each time.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        session: aiohttp.ClientSession,
+        pipelines: Sequence[str],
+        request: Callable[[str, int], dict[str, Any]] = body,
+    ) -> None:
         self.pipelines = pipelines
         self.references: dict[tuple[str, int], Answer] = {}
         self.outcomes: list[Outcome] = []
         self.flips_undisturbed = 0  #: texts that a fuller batch alone changes
-        self._home = home
+        self._url = url
         self._session = session
+        self._request = request
         self._open: list[Caller] = []
         self._over = asyncio.Event()
 
@@ -147,7 +161,7 @@ class Load:
         )
 
     async def _alone(self, key: tuple[str, int]) -> Answer:
-        caller = Caller(self._session, self._home.url, body(*key))
+        caller = Caller(self._session, self._url, self._request(*key))
         answer = await caller.run()
         await caller.forget()
         return answer
@@ -167,7 +181,7 @@ class Load:
     async def _ask(self, pipeline: str, numbers: itertools.cycle[int]) -> None:
         while not self._over.is_set():
             number = next(numbers)
-            caller = Caller(self._session, self._home.url, body(pipeline, number))
+            caller = Caller(self._session, self._url, self._request(pipeline, number))
             self._open.append(caller)
             try:
                 outcome = Outcome(pipeline, number, await caller.run(), "", caller)
@@ -305,7 +319,7 @@ async def measure(options: argparse.Namespace, report: Report) -> dict[str, Any]
         house(start) as home,
         aiohttp.ClientSession(connector=connector, read_bufsize=1 << 20) as session,
     ):
-        load = Load(home, session, names)
+        load = Load(home.url, session, names)
         report.say("taking the undisturbed answers ...")
         await load.undisturbed()
         began = time.monotonic()

@@ -1,0 +1,25 @@
+"""What these tests leave: nothing. But a cluster outlives them, with what they start again on its hosts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.leftovers import descriptors, descriptors_above, files_in, until
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """As everywhere, but for child processes: those of a cluster are counted at its end, on every host."""
+    with tempfile.TemporaryDirectory(prefix="omni-test-", dir="/dev/shm") as name:
+        folder = Path(name)
+        for variable, sub in (("OMNI_RUN_DIR", "run"), ("OMNI_SHM_DIR", "shm"), ("OMNI_STATE_DIR", "state")):
+            monkeypatch.setenv(variable, str(folder / sub))
+            (folder / sub).mkdir(mode=0o700)
+        opened = descriptors()
+        yield folder
+        assert files_in(folder) == []
+        until(lambda: not descriptors_above(opened), "descriptors to be closed", 5.0)

@@ -1,0 +1,22 @@
+"""Hosts are cut off and killed at random: no answer is lost, cut, doubled or changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.benchmarks import partitions
+from scripts.benchmarks.lan import missing
+from tests.chaos.sizes import size
+
+
+def test_answers_survive_partitions_and_dead_hosts() -> None:
+    if why := missing():
+        pytest.skip(why)
+    said: list[str] = []
+    options = partitions.parse(["--rounds", str(size(3, 40)), "--streams", "6"])
+    found = partitions.measure(options, said.append)
+    nothing = ("lost", "honest_errors", "duplicated_chunks", "gaps", "unequal", "not_back", "tracebacks")
+    leaks = ("left_in_tables", "orphaned_segments", "leaked_segments", "leaked_processes", "leaked_files")
+    wrong = {name: found[name] for name in (*nothing, *leaks) if found[name]}
+    assert not wrong, (said, found["why"], found["why_unequal"])
+    assert found["requests"] > 0

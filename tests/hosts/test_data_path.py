@@ -1,0 +1,117 @@
+"""Stages on three hosts: the answers are those of one, and tensors go from host to host past the broker."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.chunk import Payload
+from broker.client import Client
+from scripts.benchmarks.hosts import Cluster
+from tests.hosts.rig import document, running, sung, words
+from tests.house import House
+from workers.engines.function import checksum
+
+SONG = 6  #: words, of 7.3 MiB each
+NBYTES = SONG * sung(0, big=True).nbytes
+TRANSPORTS = ("zmq", "ucx")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """The broker's host, which has the first stage of `echo` too, and two more."""
+    pipelines = [document(f"big-{name}", big=True, transport=name) for name in TRANSPORTS if has(name)]
+    big = [pipeline["name"] for pipeline in pipelines]
+    workers = {
+        0: ["echo/say"],
+        1: ["echo/tone", "echo/picture", *(f"{name}/tone" for name in big)],
+        2: ["echo/sum", *(f"{name}/sum" for name in big)],
+    }
+    with running(tmp_path_factory.mktemp("three"), 3, ["echo", *pipelines], workers) as made:
+        yield made
+
+
+def has(transport: str) -> bool:
+    return transport != "ucx" or importlib.util.find_spec("ucxx") is not None
+
+
+async def echoed(address: str) -> dict[str, list[Any]]:
+    """Output -> what came of it, for one request with every output of `echo`."""
+    got: dict[str, list[Any]] = {}
+    given: dict[str, list[Payload]] = {"request": [{"text": "one two three four five"}]}
+    outputs = ["text", "audio", "image", "checksum"]
+    params = {"picture": {"width": 300, "height": 200}}
+    async with (
+        Client(address) as client,
+        await client.submit("echo", outputs=outputs, given=given, params=params, seed=3) as stream,
+    ):
+        async for output, payload in stream:
+            value = next(v for v in (payload.get(k) for k in ("text", "audio", "image")) if v is not None)
+            got.setdefault(output, []).append(np.array(value) if isinstance(value, np.ndarray) else value)
+            del payload, value
+    return got
+
+
+async def test_echo_on_three_hosts_answers_as_on_one(
+    three: Cluster, echo: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await echoed(echo.address)
+    monkeypatch.setenv("OMNI_SHM_DIR", str(three.first.shm_dir))
+    got = await echoed(three.local)
+    assert got.keys() == expected.keys() == {"text", "audio", "image", "checksum"}
+    for output, values in expected.items():
+        for one, other in zip(got[output], values, strict=True):
+            assert np.array_equal(one, other), output
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_large_tensors_go_from_host_to_host_past_the_brokers(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    if not has(transport):
+        pytest.skip("ucxx is not installed")
+    monkeypatch.setenv("OMNI_SHM_DIR", str(three.first.shm_dir))
+    before = [host.traffic() for host in three.hosts]
+    async with Client(three.local) as client:
+        given = {"request": words(SONG)}
+        async with await client.submit(f"big-{transport}", outputs=["text"], given=given) as stream:
+            said = [payload["text"] async for _, payload in stream]
+    broker, producer, consumer = (
+        (now.received - was.received, now.sent - was.sent)
+        for now, was in zip((host.traffic() for host in three.hosts), before, strict=True)
+    )
+    assert said == [f"{summed(SONG):08x}"]
+    assert producer[1] > NBYTES
+    assert consumer[0] > NBYTES
+    assert sum(broker) < NBYTES / 50
+
+
+async def test_a_client_on_a_host_of_its_own_lends_and_reads_tensors(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a folder of shared memory that no other process has, and reaches all by the network."""
+    monkeypatch.setenv("OMNI_KEYS", str(three.keys))
+    async with Client(three.address) as client:
+        given: dict[str, list[Payload]] = {"tone": [{"audio": sung(n, big=True)} for n in range(2)]}
+        async with await client.submit("big-zmq", outputs=["text"], given=given) as stream:
+            said = [payload["text"] async for _, payload in stream]
+        crc = 0
+        for payload in given["tone"]:
+            crc = checksum(payload, crc)
+        assert said == [f"{crc:08x}"]
+        given = {"request": [{"text": "one two"}]}
+        async with await client.submit("echo", outputs=["audio"], given=given) as stream:
+            heard = [np.array(payload["audio"]) async for _, payload in stream]
+        assert [len(wave) for wave in heard] == [4800, 4800]
+
+
+def summed(number: int) -> int:
+    """The checksum of so many words, each as `tone` gives it."""
+    crc = 0
+    for n in range(number):
+        crc = checksum({"audio": sung(n, big=True), "sample_rate": 192_000}, crc)
+    return crc

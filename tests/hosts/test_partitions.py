@@ -1,0 +1,117 @@
+"""Hosts that are cut off and come back, and hosts whose processes all die."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from broker.client import BrokerError, Client
+from scripts.benchmarks.hosts import Cluster
+from tests.hosts.rig import Song, document, running, until
+
+LEFT, RIGHT = 1, 2  #: hosts with half the workers of `line` each
+WORKERS = {
+    LEFT: ["line/tone", "line/mix", "kept/mix", "bare/mix"],
+    RIGHT: ["line/tone", "line/mix", "lone/tone", "lone/mix", "kept/tone", "bare/tone"],
+}
+#: silence after which a worker loses its leases is 6 s; then beats are looked at about once a second
+GIVEN_UP_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A broker's host without workers, and two with half of them each."""
+    pipelines = [document("line"), document("lone"), document("kept"), document("bare", checkpoint="none")]
+    with running(tmp_path_factory.mktemp("halves"), 3, pipelines, WORKERS) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(halves: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """A caller on the broker's host. In the end the broker holds nothing for it, and no host keeps memory."""
+    monkeypatch.setenv("OMNI_SHM_DIR", str(halves.first.shm_dir))
+    await until(lambda: all_there(halves))
+    async with Client(halves.local) as connected:
+        yield connected
+    assert await asyncio.to_thread(halves.tables, 20.0) == {}
+    assert await asyncio.to_thread(halves.memory, 20.0) == {}
+
+
+def all_there(cluster: Cluster) -> bool:
+    """Whether every stage has all its workers, on the hosts where they belong."""
+    wanted = {(host, stage) for host, stages in WORKERS.items() for stage in stages}
+    return all(host in {w.host for w in cluster.workers(stage)} for host, stage in wanted)
+
+
+def hosts_of(cluster: Cluster, stage: str) -> set[int]:
+    return {worker.host for worker in cluster.workers(stage)}
+
+
+def refused(cluster: Cluster) -> dict[str, int]:
+    """What the broker has refused so far, by its reason."""
+    status = cluster.status()
+    counts: dict[str, Any] = status["refused"] if status else {}
+    return counts
+
+
+def slow(seconds: float) -> dict[str, float]:
+    """Parameters of a stage that makes a chunk in so many seconds."""
+    return {"chunk_sleep_s": seconds}
+
+
+async def test_a_short_cut_costs_nobody_an_attempt(halves: Cluster, client: Client) -> None:
+    song = Song(client, "lone", 20, tone=slow(0.1))
+    await song.at(3)
+    halves.hosts[RIGHT].cut()
+    await asyncio.sleep(2.0)  # of the six that it may be silent
+    halves.hosts[RIGHT].restore()
+    await song.whole()
+    assert song.attempts == {"tone": 1, "mix": 1}
+
+
+async def test_half_of_the_workers_are_cut_off_and_the_rest_go_on(halves: Cluster, client: Client) -> None:
+    """What has workers on both sides goes on without them; what has not waits until they are back."""
+    songs = [Song(client, "line", 24, tone=slow(0.1)) for _ in range(6)]
+    lone = Song(client, "lone", 24, tone=slow(0.1))
+    for song in (*songs, lone):
+        await song.at(3)
+    busy = {worker.host for worker in halves.workers("line/tone") if worker.running}
+    assert busy == {LEFT, RIGHT}
+    late = refused(halves).get("stale:Emit", 0)
+    halves.hosts[RIGHT].cut()
+    await until(lambda: hosts_of(halves, "line/tone") == {LEFT}, GIVEN_UP_S)
+    for song in songs:
+        await song.whole()
+    assert {song.attempts["tone"] for song in songs} == {1, 2}
+    assert not lone.ended
+    halves.hosts[RIGHT].restore()
+    await lone.whole()
+    assert lone.attempts["tone"] == 2
+    await until(lambda: all_there(halves))
+    assert refused(halves).get("stale:Emit", 0) > late
+
+
+async def test_a_host_whose_processes_all_die_still_has_what_they_made(
+    halves: Cluster, client: Client
+) -> None:
+    """Its new guardians serve the arenas of its dead engines. Where nothing is kept, the caller is told."""
+    made = Song(client, "kept", 24, mix=slow(0.15))  # `tone` has finished when `mix` has a few
+    making = Song(client, "kept", 24, tone=slow(0.1))
+    bare = Song(client, "bare", 24, tone=slow(0.1))
+    for song in (made, making, bare):
+        await song.at(4)
+    halves.hosts[RIGHT].kill_all()
+    for stage in WORKERS[RIGHT]:
+        halves.worker(RIGHT, stage)
+    await made.whole()
+    assert made.attempts == {"tone": 1, "mix": 1}
+    await making.whole()
+    assert making.attempts == {"tone": 2, "mix": 1}
+    with pytest.raises(BrokerError) as caught:
+        await bare.whole()
+    assert caught.value.error.type == "worker_died"
+    assert caught.value.error.stage == "tone"
+    assert len(bare.chunks) < 24
