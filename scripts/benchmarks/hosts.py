@@ -202,19 +202,19 @@ class Cluster:
         where = ("--listen", self.address, "--host", self.first.address, "--port", str(GATEWAY_PORT))
         self.first.popen("broker.cli", "start", "--no-workers", *where, *self._options)
 
-    def worker(self, host: int, stage: str) -> None:
+    def worker(self, host: int, stage: str) -> subprocess.Popen[bytes]:
         """`omni-worker` for "pipeline/stage" on one of the hosts."""
         pipeline, _, name = stage.partition("/")
         where = ("--broker", self.address, "--patience", "60")
-        self.hosts[host].popen("workers.cli", "--pipeline", pipeline, "--stage", name, *where)
+        return self.hosts[host].popen("workers.cli", "--pipeline", pipeline, "--stage", name, *where)
 
-    def place(self, workers: Mapping[int, Sequence[str]]) -> None:
+    def place(self, workers: Mapping[int, Sequence[str]], timeout_s: float = START_S) -> None:
         """Host's number -> "pipeline/stage" of each worker there; waits until all are ready."""
         wanted = [(host, stage) for host, stages in workers.items() for stage in stages]
         for host, stage in wanted:
             self.worker(host, stage)
         stages = {stage for _, stage in wanted}
-        self.until(lambda: sum(len(self.workers(stage)) for stage in stages) >= len(wanted), START_S)
+        self.until(lambda: sum(len(self.workers(stage)) for stage in stages) >= len(wanted), timeout_s)
 
     def stop(self) -> Leaks:
         """Ends it as a user does, workers first, and says what is left. Nothing of it runs afterwards."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,12 +24,17 @@ Wave = npt.NDArray[np.float32]
 HERTZ = 440.0
 RATE, WORD_S = 24_000, 1.0  #: a chunk of 94 KiB: too much to ride inside a message
 BIG_RATE, BIG_WORD_S = 192_000, 10.0  #: one of 7.3 MiB
+START_S = 60.0
 UCX_ENV = {"UCX_TLS": "tcp,self"}  #: its shared memory knows nothing of network namespaces
 
 
 @contextmanager
 def running(
-    folder: Path, hosts: int, pipelines: Sequence[dict[str, Any] | str], workers: Mapping[int, Sequence[str]]
+    folder: Path,
+    hosts: int,
+    pipelines: Sequence[dict[str, Any] | str],
+    workers: Mapping[int, Sequence[str]],
+    start_s: float = START_S,
 ) -> Iterator[Cluster]:
     """A cluster that serves pipelines (documents, or names of some that ship) with these workers.
 
@@ -45,11 +51,16 @@ def running(
         options += ["--pipeline", pipeline]
     with cluster(hosts, UCX_ENV) as made:
         made.start(*options)
-        made.place(workers)
+        made.place(workers, start_s)
         yield made
         leaks = made.stop()
         assert sum(leaks) == 0, (leaks, [(h.segments(), h.files()) for h in made.hosts], made.log)
         assert "Traceback" not in made.log, made.log
+
+
+def has(transport: str) -> bool:
+    """Whether a transport can be tried here."""
+    return transport != "ucx" or importlib.util.find_spec("ucxx") is not None
 
 
 def document(name: str, *, big: bool = False, **edge: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from adapters.chunk import Payload
 from broker.client import Client
 from scripts.benchmarks.hosts import Cluster
-from tests.hosts.rig import document, running, sung, words
+from tests.hosts.rig import document, has, running, sung, words
 from tests.house import House
 from workers.engines.function import checksum
 
@@ -33,10 +32,6 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     }
     with running(tmp_path_factory.mktemp("three"), 3, ["echo", *pipelines], workers) as made:
         yield made
-
-
-def has(transport: str) -> bool:
-    return transport != "ucx" or importlib.util.find_spec("ucxx") is not None
 
 
 async def echoed(address: str) -> dict[str, list[Any]]:

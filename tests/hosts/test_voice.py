@@ -1,0 +1,107 @@
+"""The default pipeline with its real models on three hosts says the same, in the same voice, as on one."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import urllib.request
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import yaml
+
+import pipelines
+from scripts.benchmarks.hosts import Cluster
+from tests.hosts.rig import has, running
+
+START_S = 240.0  #: vLLM takes 20 s on two idle cores
+SPEAKERS = ("talker", "code2wav")
+TEXT = "The sea is wide and blue. Ships sail on it, day and night. Fish live in it."
+
+
+def voice(name: str, transport: str) -> dict[str, Any]:
+    """The pipeline that ships, its tensors going one way from host to host."""
+    file = Path(pipelines.__file__).parent / "voice" / "pipeline.yaml"
+    document: dict[str, Any] = yaml.safe_load(file.read_text())
+    document["name"] = name
+    for edge in document["edges"]:
+        if edge["from"] in SPEAKERS:
+            edge["transport"] = transport
+    return document
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Cluster]:
+    """A broker's host on which all of `voice` runs, and two where another pipeline's voice is spread."""
+    documents = [voice("voice", "zmq"), *([voice("other", "ucx")] if has("ucx") else [])]
+    spread = [f"other/{stage}" for stage in SPEAKERS] if has("ucx") else []
+    workers = {0: ["voice/thinker"], **{1 + n: [stage] for n, stage in enumerate(spread)}}
+    with running(tmp_path, 3, documents, workers, START_S) as made:
+        yield made
+
+
+def post(cluster: Cluster, path: str, body: dict[str, Any]) -> bytes:
+    request = urllib.request.Request(
+        cluster.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=120) as response:
+        answer: bytes = response.read()
+        return answer
+
+
+def samples(data: bytes) -> npt.NDArray[np.int64]:
+    with wave.open(io.BytesIO(data)) as file:
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.int64)
+
+
+def answer(cluster: Cluster) -> tuple[str, npt.NDArray[np.int64]]:
+    """What `voice` writes and says to a question."""
+    body = {
+        "model": "voice",
+        "messages": [{"role": "user", "content": "Tell me about the sea in two sentences."}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "alloy", "format": "wav"},
+        **{"temperature": 0, "seed": 5, "max_tokens": 50},
+    }
+    message = json.loads(post(cluster, "/v1/chat/completions", body))["choices"][0]["message"]
+    return message["audio"]["transcript"], samples(base64.b64decode(message["audio"]["data"]))
+
+
+def speech(cluster: Cluster, model: str) -> npt.NDArray[np.int64]:
+    """A text read aloud."""
+    body = {"model": model, "voice": "alloy", "input": TEXT, "response_format": "wav", "seed": 3}
+    return samples(post(cluster, "/v1/audio/speech", body))
+
+
+def is_close(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> bool:
+    """Whether two waveforms differ by one 16-bit step at most."""
+    return one.shape == other.shape and int(np.abs(one - other).max()) <= 1
+
+
+@pytest.mark.models
+def test_voice_on_three_hosts_says_what_it_says_on_one(three: Cluster) -> None:
+    here = [three.worker(0, f"voice/{stage}") for stage in SPEAKERS]
+    three.until(lambda: all(three.workers(f"voice/{stage}") for stage in SPEAKERS), START_S)
+    text, expected = answer(three)
+    read = speech(three, "voice")
+    assert len(expected) > 22_050
+    if has("ucx"):
+        assert is_close(speech(three, "other"), read)
+    for process in here:
+        process.terminate()
+    for host, stage in enumerate(SPEAKERS, 1):
+        three.worker(host, f"voice/{stage}")
+    hosts = [[1], [2]]
+    three.until(
+        lambda: [[w.host for w in three.workers(f"voice/{stage}")] for stage in SPEAKERS] == hosts, START_S
+    )
+    again, heard = answer(three)
+    assert again == text
+    assert is_close(heard, expected)
+    assert is_close(speech(three, "voice"), read)
