@@ -12,14 +12,17 @@ from pathlib import Path
 
 from adapters.disk import DiskStore
 from adapters.handle import Handle
+from adapters.host import host_of, this_host
 from adapters.room import ceiling
 from adapters.segment import shm_dir
 from adapters.sweep import Keep, RunLock, sweep, sweep_run, unlink_owner
 from broker.core.events import Discard, Gone, Reap, SweepRun
 from broker.core.machine import Core, Settings
+from broker.core.records import ClientMet, GuardianMet, OfPeer, WorkerMet
 from broker.core.requests import Settings as RequestSettings
 from broker.core.restore import restore
-from broker.journal import Journal, Meta, Saved, ahead, this_host
+from broker.journal import Journal, Meta, Saved, ahead, this_boot
+from broker.protocol import Peer
 from pipelines.graph import Pipeline
 
 log = logging.getLogger("broker")
@@ -47,6 +50,7 @@ class Estate:
         for swept in sweep():
             log.info("removed %s (%d bytes), left by a dead run", swept.name, swept.bytes)
         # Peers tell by it that we are another process than the one they knew, also where nothing was saved.
+        here = this_host(shm_dir())
         boot = saved.meta.boot + 1 if saved is not None else secrets.randbits(40) + 1
         self.core = Core(
             pipelines,
@@ -55,35 +59,46 @@ class Estate:
             first_request=time.time_ns() // 1_000_000 << 12,  # numbers of an earlier run never come back
             boot=boot,
             store=str(self._store.folder) if self._store is not None else "",
+            host=here,
             journal=self._journal is not None,
             settings=Settings(requests=RequestSettings(block_bytes=ROOM * ceiling())),
         )
         self.gone: list[Gone] = []  #: the core's first events
+        self._ours = {"", here}  #: names of this host, see :mod:`adapters.host`
+        self._stores: set[str] = set()  #: disk stores of other hosts
         if self._journal is not None:
-            host = this_host()
-            self._journal.begin(Meta(run=self.run, boot=boot, ahead=ahead(), host=host))
+            meta = Meta(run=self.run, boot=boot, ahead=ahead(), host=this_boot(), shm_host=here)
+            self._journal.begin(meta)
             if saved is not None:  # what else is in memory and on disk goes when its peers have reported
-                self._restore(saved, same_boot=saved.meta.host == host)
+                self._ours.add(saved.meta.shm_host)  # it has another name since a reboot
+                self._restore(saved, same_boot=saved.meta.host == meta.host)
 
     def _restore(self, saved: Saved, *, same_boot: bool) -> None:
-        """Goes on where the broker before us was. After a reboot nobody who knew it is left."""
+        """Goes on where the broker before us was. After a reboot nobody here who knew it is left."""
         now = time.monotonic()
-        peers = saved.peers if same_boot else {}
+        elsewhere = _elsewhere(saved.peers, self._ours)
+        self._stores = {met.store_host for met in elsewhere.values() if isinstance(met, GuardianMet)}
+        peers = saved.peers if same_boot else elsewhere
         shift = saved.meta.ahead - ahead()
         restore(self.core, peers, saved.records, now, shift=shift, lost=self._is_lost)
         core = self.core
         pids = {peer: guardian.pid for peer, guardian in core.guardians.items()}
         pids |= {peer: worker.pid for peer, worker in core.workers.items()}
-        self.gone = [Gone(now, peer) for peer, pid in pids.items() if not _exists(pid)]
+        local = pids.keys() - elsewhere.keys()
+        self.gone = [Gone(now, peer) for peer, pid in pids.items() if peer in local and not _exists(pid)]
         requests = core.board.requests
         if requests or peers:
             text = "going on where an earlier broker ended: %d requests, %d peers, %d of them gone"
             log.info(text, len(requests), len(peers), len(self.gone))
 
     def _is_lost(self, handle: Handle) -> bool:
-        if handle.transport == "shm" and (shm_dir() / handle.block.place).exists():
+        """What lies on another host nobody here can know, so it is not lost before somebody asks for it."""
+        if handle.transport == "shm":
+            if host_of(handle.block.place) not in self._ours or (shm_dir() / handle.block.place).exists():
+                return False
+        elif host_of(handle.file) in self._stores:
             return False
-        return self._store is None or not handle.file or not (self._store.folder / handle.file).exists()
+        return self._store is None or not handle.file or not self._store.has(handle.file)
 
     # --- while it runs
 
@@ -144,6 +159,17 @@ class Estate:
             self._keep.close()
         self._lock.close()
         sweep()  # what workers left that ended before us
+
+
+def _elsewhere(peers: dict[Peer, OfPeer], ours: set[str]) -> dict[Peer, OfPeer]:
+    """Those of the peers that are on another host."""
+
+    def is_there(met: OfPeer | None) -> bool:
+        if isinstance(met, WorkerMet):
+            met = peers.get(met.guardian)
+        return isinstance(met, GuardianMet | ClientMet) and met.shm_host not in ours
+
+    return {peer: met for peer, met in peers.items() if is_there(met)}
 
 
 def _exists(pid: int) -> bool:

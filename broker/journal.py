@@ -60,7 +60,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     boot: int
     ahead: float  #: the wall clock less the shell's clock, in seconds
-    host: str  #: see :func:`this_host`
+    host: str  #: see :func:`this_boot`
+    shm_host: str = ""  #: see :func:`adapters.host.this_host`
 
 
 _decode_meta = msgspec.msgpack.Decoder(Meta).decode
@@ -76,7 +77,7 @@ class Saved(msgspec.Struct):
     records: list[tuple[int, OfRequest]]
 
 
-def this_host() -> str:
+def this_boot() -> str:
     """Names this boot of this machine and our process namespace: where it is the same, pids mean the same."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):

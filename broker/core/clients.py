@@ -93,10 +93,14 @@ class ClientDesk:
         if client.arena != m.arena and not client.arena:  # it can name its arena only when it knows our run
             client.arena = m.arena
             core.know_again(peer)
-        core.board.log.peer(peer, ClientMet(client.kind, client.arena))
+        client.shm_host, client.store_host, client.data = place = m.shm_host, m.store_host, m.data
+        core.board.log.peer(peer, ClientMet(client.kind, client.arena, *place))
         specs = [p.spec for p in core.board.pipelines.values()]
-        beat_s = core.settings.beat_s
-        core.board.send(peer, Connected(VERSION, core.run, specs, beat_s, core.boot, core.store))
+        about = core.boot, core.store, core.hosts.here
+        core.board.send(peer, Connected(VERSION, core.run, specs, core.settings.beat_s, *about))
+        if peer not in core.awaited:
+            core.hosts.tell(peer)
+        core.hosts.met(client)
         for pipeline in core.board.pipelines.values():
             if pipeline.busy and client.kind == "gateway":
                 core.board.send(peer, Busy(pipeline.name, admission.retry_after(pipeline)))

@@ -22,9 +22,9 @@ from broker.core import scaling
 from broker.core.board import Board
 from broker.core.clients import ClientDesk
 from broker.core.events import Event, Gone, Instruction, Lost, Note, Received, SweepRun, Tick
-from broker.core.find import find_stage
+from broker.core.hosts import HostDesk
 from broker.core.introductions import Introductions
-from broker.core.records import Batch, GuardianMet, Log, WorkerMet
+from broker.core.records import Batch, Log, WorkerMet
 from broker.core.requests import Requests
 from broker.core.requests import Settings as RequestSettings
 from broker.core.results import Results
@@ -35,7 +35,6 @@ from broker.protocol import (
     Bye,
     Died,
     Drain,
-    Hello,
     Message,
     Peer,
     Ready,
@@ -43,7 +42,6 @@ from broker.protocol import (
     Release,
     Resync,
     Seen,
-    Welcome,
     Who,
 )
 from pipelines.graph import Pipeline
@@ -72,6 +70,7 @@ class Core:
         first_request: The first request's number.
         boot: Differs for each core of a run.
         store: The disk store's folder, for those who ask.
+        host: Where we are, see :func:`adapters.host.this_host`.
         journal: Whether :meth:`take_records` is to give anything.
     """
 
@@ -84,6 +83,7 @@ class Core:
         first_request: int = 1,
         boot: int = 1,
         store: str = "",
+        host: str = "",
         journal: bool = False,
         settings: Settings | None = None,
     ) -> None:
@@ -103,6 +103,7 @@ class Core:
         self.workers: dict[Peer, Worker] = {}
         self.clients = self.board.clients
         self.awaited = Introductions(boot)  #: whose Resync is still to come
+        self.hosts = HostDesk(self, host)
         self._given_up: OrderedDict[Peer, None] = OrderedDict()
         self._sweep_due = False
         self._swept = 0.0
@@ -113,7 +114,7 @@ class Core:
             Resync: self._on_resync,
             **ClientDesk(self).handlers,
             Beat: self._on_beat,
-            Hello: self._on_hello,
+            **self.hosts.handlers,
             Ready: self._on_ready,
             Died: self._on_died,
             Bye: self._on_bye,
@@ -132,7 +133,7 @@ class Core:
             self._on_lost(event.now, event.peer)
         elif type(event) is Gone:
             self._on_gone(event.now, event.peer)
-        return out
+        return self.hosts.route(out) if self.hosts.others else out
 
     def _on_message(self, now: float, peer: Peer, m: Message) -> None:
         known = peer not in self.awaited or (type(m) is Bye and peer in self.clients)
@@ -175,22 +176,11 @@ class Core:
             del self._given_up[peer]
             self._sweep_due = True  # until now it went on writing what nobody will hear of
 
-    # --- guardians and workers
+    def sweep_soon(self) -> None:
+        """There may be something that nobody frees."""
+        self._sweep_due = True
 
-    def _on_hello(self, now: float, peer: Peer, m: Hello) -> None:
-        stage = find_stage(m, self.board.pipelines)
-        if isinstance(stage, str):
-            self._send(peer, Reject(stage))
-            return
-        if peer not in self.guardians:
-            guardian = Guardian(peer, stage, now)
-            guardian.host, guardian.pid, guardian.device = m.host, m.pid, m.device
-            self.guardians[peer] = stage.guardians[peer] = guardian
-            self.know_again(peer)
-            met = GuardianMet(stage.pipeline.name, stage.name, m.host, m.pid, m.device)
-            self.board.log.peer(peer, met)
-        pipeline, beat_s = stage.pipeline.spec, self.settings.beat_s
-        self._send(peer, Welcome(VERSION, self.run, pipeline, stage.name, beat_s, self.boot, self.store))
+    # --- guardians and workers
 
     def may_own(self, arena: str) -> bool:
         """Whether this can be one producer's arena: a shorter prefix would claim other producers' blocks."""
@@ -226,6 +216,7 @@ class Core:
 
     def _begin(self, worker: Worker, m: Ready) -> None:
         worker.results = worker.seen = m.sent
+        self.hosts.tell(worker.peer)
         self.tasks.adopt(worker, m.leases)
         self.tasks.worker_ready(worker, worker.capacity - len(worker.tasks))
 
@@ -273,6 +264,7 @@ class Core:
 
     def _guardian_gone(self, now: float, guardian: Guardian, cause: str) -> None:
         del self.guardians[guardian.peer], guardian.stage.guardians[guardian.peer]
+        self.hosts.gone(guardian)
         self._give_up(guardian.peer)
         for worker in list(guardian.workers.values()):
             self._worker_gone(worker, cause, innocent=True)  # it was not an engine that died first
@@ -290,6 +282,7 @@ class Core:
         self.board.blocks.audit(peer, m.lent, self._out)
         client = self.clients.get(peer)
         if client is not None:
+            self.hosts.tell(peer)
             for request in [client.requests[tag] for tag in client.unclaimed]:
                 self.requests.abort(request, leave=True)  # it gave them up while we were away
             client.unclaimed.clear()
@@ -323,6 +316,7 @@ class Core:
 
     def _client_gone(self, client: Client, *, on_purpose: bool = False) -> None:
         del self.clients[client.peer]
+        self.hosts.gone(client)
         self._give_up(client.peer)
         self.requests.client_gone(client, on_purpose=on_purpose)
         self.board.blocks.peer_gone(client.peer, client.arena, self._out)

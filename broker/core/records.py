@@ -93,6 +93,9 @@ class GuardianMet(Record):
     host: str
     pid: int
     device: str
+    shm_host: str = ""
+    store_host: str = ""
+    data: list[str] = []
 
 
 class WorkerMet(Record):
@@ -110,6 +113,9 @@ class ClientMet(Record):
 
     kind: str
     arena: str
+    shm_host: str = ""
+    store_host: str = ""
+    data: list[str] = []
 
 
 OfRequest = Opened | Joined | Leased | Kept | Marked | Again | Finished | Closed

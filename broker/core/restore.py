@@ -87,7 +87,9 @@ class _Replay:
                 self._meet_guardian(peer, record)
             elif isinstance(record, ClientMet):
                 client = self.core.clients[peer] = Client(peer, record.kind, self.now)
-                client.arena = record.arena
+                client.arena, client.data = record.arena, record.data
+                client.shm_host, client.store_host = record.shm_host, record.store_host
+                self.core.hosts.met(client)
                 self._await(peer, record.arena)
         for peer, record in peers.items():
             if isinstance(record, WorkerMet):
@@ -98,9 +100,10 @@ class _Replay:
         for stage in pipeline.stages if pipeline is not None else ():
             if stage.name == record.stage:
                 guardian = Guardian(peer, stage, self.now)
-                guardian.host, guardian.pid, guardian.device = record.host, record.pid, record.device
+                guardian.introduce(record)
                 guardian.ghost = True
                 self.core.guardians[peer] = stage.guardians[peer] = guardian
+                self.core.hosts.met(guardian)
                 return
         self.strays.append(peer)
 

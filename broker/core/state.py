@@ -7,6 +7,7 @@ from collections import deque
 from adapters.handle import Chunk, Handle
 from broker.core.ahead import UNLIMITED, Gauge, Granted, first_grant
 from broker.core.lifecycle import TaskState
+from broker.core.records import GuardianMet
 from broker.core.routes import Inlet, Route, Router
 from broker.core.scaling import Scaler
 from broker.core.scheduling import Scheduler
@@ -208,7 +209,21 @@ class Worker:
 class Guardian:
     """A guardian process: it stands for the workers it started."""
 
-    __slots__ = ("dead", "device", "ghost", "host", "peer", "pid", "seen", "since", "stage", "workers")
+    __slots__ = (
+        "data",
+        "dead",
+        "device",
+        "ghost",
+        "host",
+        "peer",
+        "pid",
+        "seen",
+        "shm_host",
+        "since",
+        "stage",
+        "store_host",
+        "workers",
+    )
 
     def __init__(self, peer: Peer, stage: StageState, now: float) -> None:
         self.peer = peer
@@ -217,20 +232,40 @@ class Guardian:
         self.host = ""
         self.pid = 0
         self.device = ""
+        self.shm_host = self.store_host = ""  #: see :mod:`adapters.host`
+        self.data: list[str] = []  #: addresses of its data server
         self.ghost = False  #: known from the journal alone; it has not spoken yet
         self.workers: dict[Peer, Worker] = {}
         self.dead: deque[Peer] = deque(maxlen=64)  #: engines whose death came before their Ready
+
+    def introduce(self, met: GuardianMet) -> None:
+        """What it says of itself."""
+        self.host, self.pid, self.device = met.host, met.pid, met.device
+        self.shm_host, self.store_host, self.data = met.shm_host, met.store_host, met.data
 
 
 class Client:
     """A gateway, a command line or a Python program."""
 
-    __slots__ = ("arena", "kind", "peer", "requests", "seen", "unclaimed", "unplaced")
+    __slots__ = (
+        "arena",
+        "data",
+        "kind",
+        "peer",
+        "requests",
+        "seen",
+        "shm_host",
+        "store_host",
+        "unclaimed",
+        "unplaced",
+    )
 
     def __init__(self, peer: Peer, kind: str, now: float) -> None:
         self.peer = peer
         self.kind = kind
         self.arena = ""
+        self.shm_host = self.store_host = ""
+        self.data: list[str] = []
         self.seen = now
         self.requests: dict[int, Request] = {}  #: by the client's tag
         self.unclaimed: set[int] = set()  #: tags that it has not named again since the broker's restart

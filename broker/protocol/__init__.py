@@ -9,9 +9,10 @@ and its first message names the protocol version.
     engine    -> broker   Ready Emit Finish Failed Checkpoint Took Release Resync Bye
     client    -> broker   Connect Beat Submit Attach Taken Abort Forget Release Resync Inspect Letters
                           Unplaced Bye
-    broker    -> guardian Welcome Reject Who Beat Kill Drain
-    broker    -> engine   Welcome Reject Who Seen Assign Input Grant Cancel Drain Free
+    broker    -> guardian Welcome Reject Who Beat Kill Drain Hosts Unlink Sweep
+    broker    -> engine   Welcome Reject Who Seen Assign Input Grant Cancel Drain Free Hosts
     broker    -> client   Connected Reject Who Beat Busy Accepted Attached Refused Output Ended Report Free
+                          Hosts
 
 A task is named (request, stage, attempt) everywhere: ``request`` is the broker's own number, ``stage`` the
 position in ``Pipeline.order()``, ``attempt`` counts from 1.
@@ -62,6 +63,7 @@ from broker.protocol.shared import (
     Bye,
     Error,
     Free,
+    Hosts,
     Message,
     Peer,
     Reject,
@@ -89,7 +91,9 @@ from broker.protocol.workers import (
     Ready,
     Resume,
     Seen,
+    Sweep,
     Took,
+    Unlink,
     Welcome,
 )
 
@@ -122,6 +126,7 @@ __all__ = [
     "FromWorker",
     "Grant",
     "Hello",
+    "Hosts",
     "Input",
     "Inspect",
     "Kill",
@@ -139,11 +144,13 @@ __all__ = [
     "Resync",
     "Seen",
     "Submit",
+    "Sweep",
     "Taken",
     "Timing",
     "ToClient",
     "ToWorker",
     "Took",
+    "Unlink",
     "Unplaced",
     "Welcome",
     "Who",
@@ -156,7 +163,8 @@ __all__ = [
 ]
 
 FromWorker = Hello | Beat | Died | Bye | Ready | Emit | Finish | Failed | Checkpoint | Took | Release | Resync
-ToWorker = Welcome | Reject | Who | Beat | Kill | Seen | Assign | Input | Grant | Cancel | Drain | Free
+ToGuardian = Welcome | Reject | Who | Beat | Kill | Drain | Hosts | Unlink | Sweep
+ToWorker = ToGuardian | Seen | Assign | Input | Grant | Cancel | Free
 FromClient = (
     Connect
     | Beat
@@ -173,7 +181,19 @@ FromClient = (
     | Bye
 )
 ToClient = (
-    Connected | Reject | Who | Beat | Busy | Accepted | Attached | Refused | Output | Ended | Report | Free
+    Connected
+    | Reject
+    | Who
+    | Beat
+    | Busy
+    | Accepted
+    | Attached
+    | Refused
+    | Output
+    | Ended
+    | Report
+    | Free
+    | Hosts
 )
 
 encode = msgspec.msgpack.Encoder().encode

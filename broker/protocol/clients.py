@@ -20,6 +20,9 @@ class Connect(Message):
     kind: str  #: "gateway", "api", "cli"
     arena: str = ""
     met: int = 0  #: the boot of the last broker process that it was connected to
+    shm_host: str = ""  #: its shared memory, see :func:`adapters.host.this_host`
+    store_host: str = ""  #: the disk store that it writes to, where its data server serves one
+    data: list[str] = msgspec.field(default_factory=list)  #: addresses of its data server
 
 
 class Submit(Message):
@@ -116,7 +119,8 @@ class Connected(Message):
     pipelines: list[Pipeline]
     beat_s: float = 1.0
     boot: int = 0  #: differs for each broker process, also where ``run`` stays the same
-    store: str = ""  #: the folder of the disk store; "": there is none
+    store: str = ""  #: the folder of the broker's disk store; "": there is none
+    shm_host: str = ""  #: the broker's; on any other, the folder is another one
 
 
 class Busy(Message):

@@ -8,7 +8,7 @@ import msgspec
 
 from adapters.handle import BlockId
 
-VERSION = 3
+VERSION = 4
 
 Peer = bytes  #: a connection's ZeroMQ identity
 
@@ -92,6 +92,15 @@ class Who(Message):
 
     boot: int = 0
     gone: bool = False
+
+
+class Hosts(Message):
+    """Where memory of other hosts can be read; comes at the beginning, and again when that changes.
+
+    ``book``: a host, or a disk store, as :mod:`adapters.host` names them -> addresses of its data servers.
+    """
+
+    book: dict[str, list[str]]
 
 
 class Free(Message):

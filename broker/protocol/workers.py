@@ -32,6 +32,10 @@ class Hello(Message):
     host: str
     pid: int
     device: str = "cpu"
+    shm_host: str = ""  #: its shared memory, see :func:`adapters.host.this_host`
+    store_host: str = ""  #: the disk store that its engines write to, where its data server serves one
+    #: Addresses of its data server, for a second Hello: it knows its run only after the first
+    data: list[str] = msgspec.field(default_factory=list)
 
 
 class Died(Message):
@@ -121,7 +125,8 @@ class Welcome(Message):
     stage: str
     beat_s: float = 1.0
     boot: int = 0  #: differs for each broker process, also where ``run`` stays the same
-    store: str = ""  #: the folder of the disk store; "": there is none
+    store: str = ""  #: the folder of the broker's disk store; "": there is none
+    shm_host: str = ""  #: the broker's; on any other, the folder is another one
 
 
 class Seen(Message):
@@ -152,6 +157,24 @@ class Kill(Message):
 
     worker: Peer
     cause: str
+
+
+class Unlink(Message):
+    """To a guardian of another host than the broker's: remove these there.
+
+    ``arenas``: prefixes of dead producers whose blocks nobody needs. ``names``: requests of which nothing in
+    the disk store is needed.
+    """
+
+    arenas: list[str]
+    names: list[str]
+
+
+class Sweep(Message):
+    """To a guardian of another host: remove there what the run's dead have left, but for these."""
+
+    arenas: list[str]
+    names: list[str]
 
 
 class Drain(Message):
