@@ -364,7 +364,9 @@ class Core:
         for client in [c for c in self.clients.values() if c.seen < silence]:
             self._note(f"{client.kind} was silent for {self.settings.liveness_s:g} s", logging.WARNING)
             self._client_gone(client)
-        for peer in (*self.guardians, *self.clients):
+        for peer, guardian in self.guardians.items():  # it tells probes whether its engine is ready
+            self._send(peer, Beat(list(guardian.workers)))
+        for peer in self.clients:
             self._send(peer, Beat())  # tells them that the broker lives, and the shell whether they do
         for peer in self.awaited:
             self._send(peer, Who(self.boot))

@@ -50,7 +50,10 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Beat(Message):
-    """Sent every ``beat_s`` by guardians (with their living engines), by clients, and back by the broker."""
+    """Sent every ``beat_s`` by guardians (with their living engines), by clients, and back by the broker.
+
+    To a guardian the broker names the engines of it that have reported to be ready.
+    """
 
     workers: list[Peer] = []
 
