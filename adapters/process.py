@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
@@ -30,6 +31,21 @@ def dies_with_parent(*, new_group: bool = False) -> Callable[[], None]:
             os._exit(1)
 
     return prepare
+
+
+def leave_with_stdin() -> None:
+    """From now on this process gets SIGTERM when its standard input ends.
+
+    For a parent that may die without a word, and can't use :func:`dies_with_parent`: the kernel closes its
+    end of the pipe.
+    """
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def python(module: str, *arguments: str) -> list[str]:

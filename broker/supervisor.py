@@ -14,28 +14,24 @@ import signal
 import socket
 import sys
 import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from adapters.process import describe_exit, dies_with_parent, end_group, python
+from adapters.process import python
 from adapters.sweep import sweep
 from broker.address import endpoints
-from pipelines.devices import gpu_count, place
+from broker.child import Child
+from broker.placement.local import Local
 from pipelines.graph import Pipeline
-from pipelines.models import list_models
 
 log = logging.getLogger("supervisor")
 
-LONGEST_PAUSE_S = 2.0  #: between two starts of a process that keeps dying
-SETTLED_S = 10.0  #: a process that lived so long is started again at once
 DRAIN_S = 35.0  #: workers get so long to finish what they hold
 STOP_S = 8.0  #: the gateway and the broker get so long
 FRONT_S = 5.0  #: workers start after the gateway has opened its port, or after so long
-PULL_RETRY_S = 30.0
 API_KEYS = "api-keys"  #: their file in the run folder
 
 
@@ -99,76 +95,6 @@ def _hold(folder: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-class Child:
-    """One process that is kept alive.
-
-    Args:
-        name: What log lines call it.
-        command: Its command line.
-        say: Gets each line that it prints.
-    """
-
-    def __init__(self, name: str, command: list[str], say: Callable[[str], None]) -> None:
-        self.name = name
-        self._command = command
-        self._say = say
-        self._process: Process | None = None
-        self._stopping = False
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts it, and again whenever it dies, after a pause that grows while it keeps dying."""
-        self._task = asyncio.ensure_future(self._keep())
-
-    async def _keep(self) -> None:
-        pause = 0.0
-        while not self._stopping:
-            began = time.monotonic()
-            code = await self._run_once()
-            if self._stopping:
-                return
-            lived = time.monotonic() - began
-            pause = 0.0 if lived > SETTLED_S else min(max(0.1, pause * 2), LONGEST_PAUSE_S)
-            when = f"in {pause:g} s" if pause else "now"
-            self._say(f"{self.name} ended ({describe_exit(code)}); it is started again {when}")
-            await asyncio.sleep(pause)
-
-    async def _run_once(self) -> int:
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=DEVNULL, stderr=PIPE, preexec_fn=dies_with_parent(new_group=True)
-        )
-        if self._stopping:  # stop() came while it was being made
-            process.terminate()
-        assert process.stderr is not None
-        async for line in process.stderr:
-            self._say(line.decode(errors="replace").rstrip())
-        code = await process.wait()
-        end_group(process.pid)
-        return code
-
-    async def stop(self, patience_s: float) -> None:
-        """SIGTERM; SIGKILL to all its group after so long."""
-        self._stopping = True
-        process = self._process
-        if process is not None and process.returncode is None:
-            process.terminate()
-        if self._task is None:
-            return
-        if self._process is None or (process is not None and process.returncode is not None):
-            self._task.cancel()  # it waits before the next start
-        done, _ = await asyncio.wait((self._task,), timeout=patience_s)
-        if not done and self._process is not None:
-            self._say(f"{self.name} did not leave within {patience_s:g} s; it is killed")
-            self.kill()
-            await asyncio.wait((self._task,), timeout=5.0)
-
-    def kill(self) -> None:
-        """SIGKILL, now, with all that it started; it is not started again."""
-        self._stopping = True
-        if self._process is not None and self._process.returncode is None:
-            end_group(self._process.pid)
-
-
 class Supervisor:
     """All processes of one run."""
 
@@ -177,7 +103,7 @@ class Supervisor:
         self._address = f"ipc://{settings.run_dir}"
         self._port = settings.port or _free_port(settings.host)  # a gateway that is restarted keeps it
         self._front: list[Child] = []
-        self._workers: list[Child] = []
+        self._placer: Local | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -205,7 +131,10 @@ class Supervisor:
         if self.settings.workers:
             await self._front_is_up()
             if not self._stop.is_set():
-                self._start_workers()
+                self._placer = Local(
+                    self.settings.pipelines, self._address, self.settings.log_level, self._say
+                )
+                self._tasks.append(asyncio.ensure_future(self._placer.run()))
                 self._tasks.append(asyncio.ensure_future(self._announce()))
         await self._stop.wait()
         await self._shut_down()
@@ -249,7 +178,9 @@ class Supervisor:
     def _on_signal(self) -> None:
         if self._stop.is_set():
             self._hurry.set()
-            for child in (*self._workers, *self._front):
+            if self._placer is not None:
+                self._placer.kill()
+            for child in self._front:
                 child.kill()
         self._stop.set()
 
@@ -259,10 +190,10 @@ class Supervisor:
     async def _shut_down(self) -> None:
         for task in self._tasks:
             task.cancel()
-        held = [worker.stop(DRAIN_S) for worker in self._workers]
-        if held and not self._hurry.is_set():
-            self._say("stopping; workers finish what they hold (Ctrl-C again: at once)")
-        await asyncio.gather(*held)
+        if self._placer is not None:
+            if not self._hurry.is_set():
+                self._say("stopping; workers finish what they hold (Ctrl-C again: at once)")
+            await self._placer.stop(DRAIN_S)
         for child in reversed(self._front):
             await child.stop(STOP_S)
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -273,49 +204,6 @@ class Supervisor:
         """A broker that had to be killed leaves them."""
         for endpoint in endpoints(self._address):
             Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
-
-    # --- workers
-
-    def _start_workers(self) -> None:
-        """Starts all workers; those whose model is not here yet as soon as it has been pulled."""
-        staged = [(p, name, stage) for p in self.settings.pipelines for name, stage in p.stages.items()]
-        places = place([stage for _, _, stage in staged], gpu_count())
-        missing = {info.model.name for info in list_models() if not info.cached}
-        waiting: dict[str, list[Child]] = {}
-        for (pipeline, name, stage), devices in zip(staged, places, strict=True):
-            for device in devices:
-                worker = self._worker(pipeline, name, device)
-                if stage.model in missing:
-                    waiting.setdefault(stage.model, []).append(worker)
-                else:
-                    worker.start()
-        for model, workers in waiting.items():
-            self._tasks.append(asyncio.ensure_future(self._pull_then_start(model, workers)))
-
-    def _worker(self, pipeline: Pipeline, stage: str, device: str) -> Child:
-        where = ("--pipeline", pipeline.name, "--stage", stage, "--broker", self._address, "--device", device)
-        command = python("workers.cli", *where, "--log-level", self.settings.log_level, "--patience", "60")
-        worker = Child(f"a guardian of {pipeline.name}/{stage}", command, self._say)
-        self._workers.append(worker)
-        return worker
-
-    async def _pull_then_start(self, model: str, workers: list[Child]) -> None:
-        """Fetches a model in a process of its own, and tries again when that fails."""
-        while True:
-            pull = await asyncio.create_subprocess_exec(
-                *python("broker.cli", "models", "pull", model),
-                stdin=DEVNULL,
-                preexec_fn=dies_with_parent(new_group=True),
-            )
-            try:
-                if await pull.wait() == 0:
-                    break
-            finally:
-                end_group(pull.pid)
-            self._say(f"model {model} could not be pulled; trying again in {PULL_RETRY_S:g} s")
-            await asyncio.sleep(PULL_RETRY_S)
-        for worker in workers:
-            worker.start()
 
 
 def _free_port(host: str) -> int:

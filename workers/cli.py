@@ -41,21 +41,41 @@ def worker(  # noqa: PLR0917 - the options of a command line
     patience: Annotated[
         float, typer.Option(help="Seconds to wait for a broker that does not answer.")
     ] = 10.0,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            help="Seconds to finish what it holds when it is told to leave; then it is ended.", min=0
+        ),
+    ] = 30.0,
+    health_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file that says each second how the worker is: starting, ready, no-broker or draining.",
+            dir_okay=False,
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help=f"{', '.join(LEVELS)}.", callback=_level)] = "INFO",
+    stop_with_stdin: Annotated[
+        bool, typer.Option("--stop-with-stdin", help="Leave when standard input ends.", hidden=True)
+    ] = False,
 ) -> None:
     """Adds a worker for one stage to a running broker.
 
     It joins at once and gets work as soon as its model is loaded. Ctrl-C or SIGTERM: it finishes what it
     holds, then leaves; a second one ends it at once.
     """
+    from adapters.process import leave_with_stdin
     from broker.address import AddressError
     from workers.guardian import Guardian, GuardianError
 
+    if stop_with_stdin:
+        leave_with_stdin()
     if keys is not None:
         os.environ["OMNI_KEYS"] = str(keys.absolute())  # the engine's process needs them too
     logging.basicConfig(level=log_level, format="%(message)s", stream=sys.stderr)
     try:
-        asyncio.run(Guardian(stage, pipeline, broker, device).run(patience))
+        guardian = Guardian(stage, pipeline, broker, device, drain_s=drain_s, health=health_file)
+        asyncio.run(guardian.run(patience))
     except (GuardianError, AddressError) as error:
         typer.echo(f"omni-worker: {error}", err=True)
         raise typer.Exit(2) from None

@@ -14,6 +14,7 @@ import socket
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from adapters.process import describe_exit, dies_with_parent, end_group, python
@@ -36,6 +37,7 @@ from broker.protocol import (
 from broker.session import Session
 from broker.wire import Connection
 from workers import config
+from workers.health import HealthFile
 
 log = logging.getLogger("guardian")
 
@@ -43,6 +45,8 @@ FIRST_PAUSE_S = 0.1  #: before the second start in a row
 LONGEST_PAUSE_S = 30.0
 SETTLED_S = 20.0  #: an engine that lived so long starts the pauses anew
 DRAIN_S = 30.0  #: an engine that drains gets so long
+HEALTH_S = 1.0  #: how often the health file is written
+SILENCE_S = 6.0  #: without a beat of the broker for so long, nobody gives us work
 
 
 class GuardianError(Exception):
@@ -73,14 +77,27 @@ class Guardian:
         pipeline: The pipeline's name; "" if the broker serves just one.
         address: The broker's, or None for the run folder.
         device: What the engine runs on, for example "cpu" or "cuda:0".
+        drain_s: How long the engine may take to finish what it holds when it is to leave.
+        health: A file that says how the worker is, see :class:`workers.health.HealthFile`.
     """
 
     def __init__(
-        self, stage: str, pipeline: str = "", address: str | None = None, device: str = "cpu"
+        self,
+        stage: str,
+        pipeline: str = "",
+        address: str | None = None,
+        device: str = "cpu",
+        *,
+        drain_s: float = DRAIN_S,
+        health: Path | None = None,
     ) -> None:
         self.stage = stage
         self.pipeline = pipeline
         self.device = device
+        self._drain_s = drain_s
+        self._health = None if health is None else HealthFile(health)
+        self._heard = 0.0  #: the broker's last beat
+        self._ready: list[Peer] = []  #: our engines that were ready then
         self._address = address
         self._endpoint = endpoints(address).workers
         self._engine: Engine | None = None
@@ -99,13 +116,17 @@ class Guardian:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         beating = None
+        telling = None if self._health is None else asyncio.ensure_future(self._tell(self._health))
         try:
             await self._wait_for_welcome(patience_s)
             beating = asyncio.ensure_future(self._beat())
             await self._keep_alive()
         finally:
-            if beating is not None:
-                beating.cancel()
+            for task in (beating, telling):
+                if task is not None:
+                    task.cancel()
+            if self._health is not None:
+                self._health.remove()
             self._connection.post(Bye())
             self._connection.close()
 
@@ -124,7 +145,9 @@ class Guardian:
 
     def _on_message(self, message: Any) -> None:
         kind = type(message)
-        if kind is Welcome:
+        if kind is Beat:
+            self._heard, self._ready = time.monotonic(), message.workers
+        elif kind is Welcome:
             self._on_welcome(message)
         elif kind is Reject:
             if self._welcomed.done():
@@ -165,6 +188,19 @@ class Guardian:
         while True:
             self._connection.post(Beat([self._engine.peer] if self._engine else []))
             await asyncio.sleep(self._welcome.beat_s)
+
+    async def _tell(self, health: HealthFile) -> None:
+        while True:
+            health.write(self._state())
+            await asyncio.sleep(HEALTH_S)
+
+    def _state(self) -> str:
+        if self._stop.is_set():
+            return "draining"
+        if time.monotonic() - self._heard > SILENCE_S:
+            return "no-broker" if self._welcomed.done() else "starting"
+        ready = self._engine is not None and self._engine.peer in self._ready
+        return "ready" if ready else "starting"
 
     # --- the engine
 
@@ -231,7 +267,7 @@ class Guardian:
         engine.signal(signal.SIGTERM)
         exiting = asyncio.ensure_future(engine.process.wait())
         hurry = asyncio.ensure_future(self._leave_now.wait())
-        await asyncio.wait((exiting, hurry), timeout=DRAIN_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((exiting, hurry), timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not exiting.done():
             self._kill(engine, "killed: it did not leave in time")

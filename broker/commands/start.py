@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,6 +113,7 @@ def start(  # noqa: PLR0917 - the options of a command line
 
     It runs until Ctrl-C, SIGTERM or `omni-broker stop`.
     """
+    from adapters.process import leave_with_stdin
     from adapters.room import NoRoom, check_room
     from broker.address import (
         AddressError,
@@ -136,7 +134,7 @@ def start(  # noqa: PLR0917 - the options of a command line
     from pipelines.loader import load_all
 
     if stop_with_stdin:
-        threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+        leave_with_stdin()
     try:
         doors.use_keys(keys)
         doors.check_listen(listen)
@@ -182,10 +180,3 @@ def start(  # noqa: PLR0917 - the options of a command line
         )
         raise typer.Exit(USAGE) from None
     raise typer.Exit(code)
-
-
-def _wait_for_end_of_input() -> None:
-    """For a parent that may die without a word: the kernel closes its end of the pipe."""
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -69,18 +69,17 @@ def _view(report: dict[str, Any]) -> Group:
 
     missing = escape(", ".join(report["missing"]))
     head = "[green]ready[/]" if report["ready"] else f"[yellow]not ready[/]: no worker for {missing}"
-    tables, clients = report["tables"], report["clients"]
+    counts, clients = report["tables"], report["clients"]
     kinds = sorted({client["kind"] for client in clients})
     who = ", ".join(f"{sum(c['kind'] == kind for c in clients)} {escape(kind)}" for kind in kinds) or "none"
     foot = (
-        f"requests {tables['requests']}, queued {tables['queued']}, running {tables['running']}, "
-        f"shared memory {tables['block_bytes'] / 2**20:.1f} MiB in {tables['blocks']} blocks; clients: {who}"
+        f"requests {counts['requests']}, queued {counts['queued']}, running {counts['running']}, "
+        f"shared memory {counts['block_bytes'] / 2**20:.1f} MiB in {counts['blocks']} blocks; clients: {who}"
     )
     refused = ", ".join(f"{escape(kind)} {count}" for kind, count in report["refused"].items())
     end = [foot, f"refused: {refused}"] if refused else [foot]
-    return Group(
-        Text.from_markup(head), _stages(report), _workers(report), *(Text.from_markup(line) for line in end)
-    )
+    tables = [_stages(report), *_scaling(report), _workers(report)]
+    return Group(Text.from_markup(head), *tables, *(Text.from_markup(line) for line in end))
 
 
 def _stages(report: dict[str, Any]) -> Table:
@@ -98,6 +97,27 @@ def _stages(report: dict[str, Any]) -> Table:
             numbers += [tasks[key] for key in ("done", "attempts", "failed", "deaths")]
             table.add_row(f"{pipeline}/{name}", stage["engine"], *map(str, numbers))
     return table
+
+
+def _scaling(report: dict[str, Any]) -> list[Table]:
+    """Stages with a range of workers, and those that can't have what they should: a table, or none."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Scaling", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for name in ("min", "max", "wanted", "present", "queued", "since"):
+        table.add_column(name, justify="right")
+    table.add_column("why")
+    for pipeline, one in report["pipelines"].items():
+        for name, stage in one["stages"].items():
+            told = stage["replicas"]
+            if told["min"] == told["max"] and not told["trouble"]:
+                continue
+            numbers = [told["min"], told["max"], told["wanted"], told["present"], stage["queued"]]
+            why = f"{told['why']}; [red]{escape(told['trouble'])}[/]" if told["trouble"] else told["why"]
+            table.add_row(f"{pipeline}/{name}", *map(str, numbers), uptime(told["since_s"]), why)
+    return [table] if table.rows else []
 
 
 def _workers(report: dict[str, Any]) -> Table:
