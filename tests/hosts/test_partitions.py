@@ -11,10 +11,10 @@ from broker.client import BrokerError, Client
 from scripts.benchmarks.hosts import Cluster
 from tests.hosts.rig import Song, document, running, until
 
-LEFT, RIGHT = 1, 2  #: hosts with half the workers of `line` each
+LEFT, RIGHT = 1, 2
 WORKERS = {
     LEFT: ["line/tone", "line/mix", "kept/mix", "bare/mix"],
-    RIGHT: ["line/tone", "line/mix", "lone/tone", "lone/mix", "kept/tone", "bare/tone"],
+    RIGHT: ["line/tone", "lone/tone", "lone/mix", "kept/tone", "bare/tone"],
 }
 #: silence after which a worker loses its leases is 6 s; then beats are looked at about once a second
 GIVEN_UP_S = 10.0
@@ -22,7 +22,7 @@ GIVEN_UP_S = 10.0
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A broker's host without workers, and two with half of them each."""
+    """A broker's host without workers, and two with half of them each; the right one is struck."""
     pipelines = [document("line"), document("lone"), document("kept"), document("bare", checkpoint="none")]
     with running(tmp_path_factory.mktemp("halves"), 3, pipelines, WORKERS) as made:
         yield made
@@ -72,7 +72,7 @@ async def test_a_short_cut_costs_nobody_an_attempt(halves: Cluster, client: Clie
 
 
 async def test_half_of_the_workers_are_cut_off_and_the_rest_go_on(halves: Cluster, client: Client) -> None:
-    """What has workers on both sides goes on without them; what has not waits until they are back."""
+    """What has workers and inputs elsewhere goes on with them; all else waits until the host is back."""
     songs = [Song(client, "line", 24, tone=slow(0.1)) for _ in range(6)]
     lone = Song(client, "lone", 24, tone=slow(0.1))
     for song in (*songs, lone):
@@ -82,13 +82,13 @@ async def test_half_of_the_workers_are_cut_off_and_the_rest_go_on(halves: Cluste
     late = late_results(halves)
     halves.hosts[RIGHT].cut()
     await until(lambda: hosts_of(halves, "line/tone") == {LEFT}, GIVEN_UP_S)
-    for song in songs:
-        await song.whole()
-    assert {song.attempts["tone"] for song in songs} == {1, 2}
+    # One may wait for a chunk that was on its way just then; all that were hit do not.
+    await until(lambda: {1, 2} <= {song.attempts.get("tone") for song in songs})
     assert not lone.ended
     halves.hosts[RIGHT].restore()
-    await lone.whole()
-    assert lone.attempts["tone"] == 2
+    for song in (*songs, lone):
+        await song.whole()
+    assert lone.attempts == {"tone": 2, "mix": 2}
     await until(lambda: all_there(halves))
     assert late_results(halves) > late
 
