@@ -13,7 +13,6 @@ No NumPy here: the broker, which removes files, never looks at a tensor.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -23,21 +22,18 @@ import secrets
 import shutil
 import stat
 import struct
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from hashlib import blake2b
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from adapters.handle import AdapterError, ArenaFull, BadHandle
 from adapters.host import DIGITS, forget_store_name, store_name
 from adapters.locks import remove_unlocked
+from adapters.store import NAME, Beside, check_name, checksum
 
-NAME = re.compile(r"[0-9A-Za-z_-]{8,64}")  #: a request's name, which is its folder's
 PLACE = re.compile(rf"{NAME.pattern}/[0-9a-f]{{32}}")
 
 VERSION = 1
-THREADS = 4  #: of one process, at work only while something is written
 
 _MAGIC = b"omnifile"
 _HEADER = struct.Struct("<8sIQ16s")  #: magic, version, bytes of the tensor, their checksum
@@ -45,19 +41,20 @@ _TEMPORARY = ".tmp"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TRIES = 100
 
-T = TypeVar("T")
 
-
-class DiskStore:
+class DiskStore(Beside):
     """Files of tensors, one folder per request. Thread-safe; everything blocks, but for :meth:`on_thread`.
 
     Any number of processes may share the folder.
     """
 
+    transport = "disk"
+
     def __init__(self, folder: Path) -> None:
         """Makes no file yet. ``folder`` is made by the first put; its parent has to be there."""
+        super().__init__()
         self.folder = folder
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
+        self.text = str(folder)
 
     def put(self, name: str, data: memoryview) -> str:
         """Writes a tensor's bytes for the request of this name. Returns their place, once they are on disk.
@@ -71,12 +68,12 @@ class DiskStore:
             data: One-dimensional, of bytes.
         """
         try:
-            place = f"{_checked(name)}/{self.name()}{secrets.token_hex(16 - DIGITS // 2)}"
+            place = f"{check_name(name)}/{self.name()}{secrets.token_hex(16 - DIGITS // 2)}"
             path = self.folder / place
             temporary = path.with_suffix(_TEMPORARY)
             fd = self._create(temporary)
             try:
-                _write(fd, _HEADER.pack(_MAGIC, VERSION, len(data), _checksum(data)))
+                _write(fd, _HEADER.pack(_MAGIC, VERSION, len(data), checksum(data)))
                 _write(fd, data)
                 os.fsync(fd)
                 temporary.rename(path)
@@ -101,7 +98,7 @@ class DiskStore:
                     raise BadHandle(
                         f"{place} has {size:,} bytes where {_HEADER.size + nbytes:,} were written"
                     )
-                magic, version, length, checksum = _HEADER.unpack(file.read(_HEADER.size))
+                magic, version, length, written = _HEADER.unpack(file.read(_HEADER.size))
                 if (magic, length) != (_MAGIC, nbytes):
                     raise BadHandle(f"{place} is no file of the disk store, or was overwritten")
                 if version != VERSION:
@@ -109,7 +106,7 @@ class DiskStore:
                 data = file.read(nbytes)
         except (OSError, struct.error) as error:
             raise BadHandle(f"can't read {place}: {error}") from None
-        if len(data) != nbytes or _checksum(data) != checksum:
+        if len(data) != nbytes or checksum(data) != written:
             raise BadHandle(f"{place} is damaged: its checksum differs")
         return data
 
@@ -143,7 +140,7 @@ class DiskStore:
 
     def discard(self, name: str) -> None:
         """Removes all files of a request; none is fine. Raises ValueError for a bad name."""
-        shutil.rmtree(self.folder / _checked(name), ignore_errors=True)
+        shutil.rmtree(self.folder / check_name(name), ignore_errors=True)
 
     def names(self) -> list[str]:
         """The requests that have a folder."""
@@ -175,25 +172,6 @@ class DiskStore:
         forget_store_name(self.folder)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
-
-    async def on_thread(self, work: Callable[[], T], undo: Callable[[T], None]) -> T:
-        """Runs ``work`` beside the event loop. If we are cancelled meanwhile, its result goes to ``undo``.
-
-        ``undo`` may run on any thread, also after the loop has ended.
-        """
-        future = self._threads.submit(work)
-
-        def clean(done: Future[T]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                undo(done.result())
-
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(clean)
-            raise
-        finally:
-            del future  # else an error's traceback and the future keep each other, and what `work` looked at
 
     # --- files
 
@@ -254,16 +232,6 @@ class DiskStore:
         if isinstance(error, FileNotFoundError) and self.folder.is_dir():
             return AdapterError(f"the request's folder in the disk store was removed: {error}")
         return AdapterError(f"can't write to the disk store {self.folder}: {error}; see OMNI_STATE_DIR")
-
-
-def _checked(name: str) -> str:
-    if not NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} is no request's name: 8 to 64 letters, digits, _ and -")
-    return name
-
-
-def _checksum(data: bytes | memoryview) -> bytes:
-    return blake2b(data, digest_size=16).digest()
 
 
 def _write(fd: int, data: bytes | memoryview) -> None:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+STORES = ("disk", "mooncake")  #: transports whose blocks are places in a store, see :mod:`adapters.store`
+
 
 class BlockId(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Names one block of one producer for ever: a reused place has another generation."""
@@ -29,17 +31,17 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
     C-contiguous, whatever their strides were at the sender.
     """
 
-    transport: str  #: "shm", or "disk" (then ``block.place`` is a file of the disk store)
+    transport: str  #: "shm", or a store's: "disk" or "mooncake" (then ``block.place`` is a place in it)
     block: BlockId
     nbytes: int
     dtype: str  #: torch's name without the prefix: "float32", "bfloat16", "float8_e4m3fn", "bool", ...
     shape: tuple[int, ...]
-    copy: str = ""  #: file of the disk store with the same bytes, for when the block itself is gone
+    copy: str = ""  #: place in the store with the same bytes, for when the block itself is gone
 
     @property
     def file(self) -> str:
-        """The file of the disk store that holds the bytes, or a copy of them; "": none."""
-        return self.copy or (self.block.place if self.transport == "disk" else "")
+        """The place in the store that holds the bytes, or a copy of them; "": none."""
+        return self.copy or (self.block.place if self.transport in STORES else "")
 
 
 #: Stands for the block of a handle that has landed: the block itself has gone back to its host.
@@ -95,6 +97,12 @@ class BadHandle(AdapterError):
 
 class ArenaFull(AdapterError):
     """The arena is at its ceiling, or the shared-memory folder has no space left."""
+
+    retryable = True
+
+
+class Unreachable(AdapterError):
+    """What should have a tensor's bytes, another host or a store, did not answer in time."""
 
     retryable = True
 
