@@ -43,6 +43,7 @@ def make_app(context: Context) -> web.Application:
             web.get("/health", health.health),
             web.get("/ready", health.ready),
             web.get("/metrics", health.metrics),
+            web.get("/status", health.status),
         ]
     )
     app.on_response_prepare.append(_stamp)

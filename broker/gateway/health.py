@@ -1,4 +1,4 @@
-"""GET /health, /ready, /metrics and /v1/models."""
+"""GET /health, /ready, /status, /metrics and /v1/models."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Health:
         self._context = context
         self._ready = Probe(context.link, "ready", context.settings.probe_s)
         self._metrics = Probe(context.link, "metrics", context.settings.probe_s)
+        self._status = Probe(context.link, "status", context.settings.probe_s)
 
     async def health(self, request: web.Request) -> web.Response:
         """Liveness: this process answers."""
@@ -72,6 +73,13 @@ class Health:
         report = await self._metrics.ask()
         body = self._context.metrics.text(report or {})
         return web.Response(body=body, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def status(self, request: web.Request) -> web.Response:
+        """What `omni-broker status --json` prints: stages, queues, workers, how many are wanted and why."""
+        report = await self._status.ask()
+        if report is None:
+            return _not_ready("the broker does not answer", [])
+        return web.json_response(report)
 
     async def models(self, request: web.Request) -> web.Response:
         """All models."""

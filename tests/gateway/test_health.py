@@ -59,6 +59,7 @@ def test_a_restarted_broker_is_found_again(lonely: Stack) -> None:
     lonely.end("broker", signal.SIGKILL)
     until(lambda: lonely.get("/ready")[1].find(b"broker") >= 0, "the broker to be missed")
     assert lonely.get("/health")[0] == 200
+    assert lonely.get("/status")[0] == 503
     lonely.start_broker()
     until(lambda: b"echo/say" in lonely.get("/ready")[1], "the new broker to be found")
 
@@ -103,6 +104,9 @@ async def test_metrics_have_names_that_tools_know(
         'omni_num_requests_running{pipeline="echo",stage="say"} 0.0',
         'omni_num_requests_waiting{pipeline="echo",stage="say"} 0.0',
         'omni_stage_workers{pipeline="echo",stage="tone"} 1.0',
+        'omni_stage_replicas_wanted{pipeline="echo",stage="tone"} 1.0',
+        'omni_stage_replicas_min{pipeline="echo",stage="sum"} 0.0',
+        'omni_stage_replicas_max{pipeline="echo",stage="say"} 1.0',
         'omni_time_to_first_token_seconds_count{pipeline="echo"}',
         'omni_time_to_first_audio_seconds_count{pipeline="echo"}',
         'omni_e2e_request_latency_seconds_count{pipeline="echo"}',
@@ -114,6 +118,17 @@ async def test_metrics_have_names_that_tools_know(
         assert name in text, name
     samples = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert len(samples) == len({line.rpartition(" ")[0] for line in samples}), "no sample comes twice"
+
+
+async def test_status_says_how_many_workers_there_should_be(
+    stack: Stack, http: aiohttp.ClientSession, broker: Client
+) -> None:
+    async with http.get("/status") as response:
+        assert response.status == 200
+        stages = (await response.json())["pipelines"]["echo"]["stages"]
+    wanted = {name: (stage["replicas"]["wanted"], stage["replicas"]["why"]) for name, stage in stages.items()}
+    assert wanted["say"] == (1, "a number in the pipeline")
+    assert wanted["sum"] == (0, "0 in the pipeline: only by hand")
 
 
 def test_a_taken_port_is_said_in_one_line(lonely: Stack) -> None:
