@@ -20,12 +20,20 @@ class Child:
         name: What log lines call it.
         command: Its command line.
         say: Gets each line that it prints.
+        hopeless: Told each exit code; whether there is no use in another start.
     """
 
-    def __init__(self, name: str, command: list[str], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        say: Callable[[str], None],
+        hopeless: Callable[[int], bool] = lambda code: False,
+    ) -> None:
         self.name = name
         self._command = command
         self._say = say
+        self._hopeless = hopeless
         self._process: Process | None = None
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -39,7 +47,7 @@ class Child:
         while not self._stopping:
             began = time.monotonic()
             code = await self._run_once()
-            if self._stopping:
+            if self._stopping or self._hopeless(code):
                 return
             lived = time.monotonic() - began
             pause = 0.0 if lived > SETTLED_S else min(max(0.1, pause * 2), LONGEST_PAUSE_S)

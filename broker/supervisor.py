@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +25,8 @@ from adapters.process import python
 from adapters.sweep import sweep
 from broker.address import endpoints
 from broker.child import Child
+from broker.placement import Placer
+from broker.placement.apart import Apart
 from broker.placement.local import Local
 from pipelines.graph import Pipeline
 
@@ -31,6 +34,7 @@ log = logging.getLogger("supervisor")
 
 DRAIN_S = 35.0  #: workers get so long to finish what they hold
 STOP_S = 8.0  #: the gateway and the broker get so long
+HOPELESS = 2  #: exit code, where something has ended that another start can't help
 FRONT_S = 5.0  #: workers start after the gateway has opened its port, or after so long
 API_KEYS = "api-keys"  #: their file in the run folder
 
@@ -49,6 +53,8 @@ class Settings(msgspec.Struct, frozen=True):
     gateway_options: tuple[str, ...] = ()  #: of its command line, see :mod:`broker.gateway.settings`
     api_keys: tuple[str, ...] = ()  #: lines, see :mod:`broker.gateway.keys`; none: everybody may ask
     listen: str | None = None  #: a TCP address where workers and clients may come in too
+    placement: Literal["local", "ray"] = "local"  #: where workers run; "ray" needs ``listen``
+    ray_address: str = "auto"  #: of the cluster, for ray.init
     log_level: str = "INFO"
 
 
@@ -103,13 +109,17 @@ class Supervisor:
         self._address = f"ipc://{settings.run_dir}"
         self._port = settings.port or _free_port(settings.host)  # a gateway that is restarted keeps it
         self._front: list[Child] = []
-        self._placer: Local | None = None
+        self._placer: Placer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._code = 0
 
-    async def run(self) -> None:
-        """Until SIGTERM or SIGINT; a second one ends the children without waiting for their work."""
+    async def run(self) -> int:
+        """Until SIGTERM or SIGINT; a second one ends the children without waiting for their work.
+
+        Returns the exit code.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         document = self.settings.run_dir / "pipelines.json"
@@ -131,15 +141,27 @@ class Supervisor:
         if self.settings.workers:
             await self._front_is_up()
             if not self._stop.is_set():
-                self._placer = Local(
-                    self.settings.pipelines, self._address, self.settings.log_level, self._say
-                )
+                self._placer = self._make_placer(document)
                 self._tasks.append(asyncio.ensure_future(self._placer.run()))
                 self._tasks.append(asyncio.ensure_future(self._announce()))
         await self._stop.wait()
         await self._shut_down()
         document.unlink(missing_ok=True)
         (self.settings.run_dir / API_KEYS).unlink(missing_ok=True)
+        return self._code
+
+    def _make_placer(self, document: Path) -> Placer:
+        settings = self.settings
+        if settings.placement == "local":
+            return Local(settings.pipelines, self._address, settings.log_level, self._say)
+        assert settings.listen is not None
+        where = ("--pipelines", str(document), "--address", self._address, "--listen", settings.listen)
+        more = ("--ray-address", settings.ray_address, "--log-level", settings.log_level)
+        return Apart("the Ray placer", python("broker.placement.ray", *where, *more), self._say, self._fail)
+
+    def _fail(self) -> None:
+        self._code = HOPELESS
+        self._stop.set()
 
     def _write_api_keys(self) -> tuple[str, ...]:
         """The gateway's option for the API keys; they go into a file, since all may read command lines."""
@@ -222,8 +244,8 @@ def supervise(settings: Settings) -> int:
     with ExitStack() as held:
         for folder in filter(None, (settings.run_dir, settings.state_dir)):
             held.enter_context(_hold(folder))
-        asyncio.run(Supervisor(settings).run())
+        code = asyncio.run(Supervisor(settings).run())
     if settings.state_dir is not None and not os.environ.get("OMNI_STATE_DIR"):
         with suppress(OSError):  # it holds something for the next start
             settings.state_dir.rmdir()
-    return 0
+    return code

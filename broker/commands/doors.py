@@ -30,6 +30,16 @@ def check_listen(address: str | None) -> None:
         keys.need_server()
 
 
+def check_ray(listen: str | None) -> None:
+    """Raises AddressError where workers can't be placed on Ray: it is not here, or they can't come back."""
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise AddressError("--placement ray needs Ray: `pip install 'omni-broker[ray]'`, on every node")
+    if listen is None:
+        raise AddressError("--placement ray needs --listen tcp://HOST:PORT, where workers come back to")
+
+
 def api_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
     """The lines of all API keys. Raises ApiKeysError for one that can't be used."""
     from broker.gateway.keys import ApiKeys, read_lines

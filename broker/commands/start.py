@@ -12,6 +12,7 @@ from broker.commands.bounds import with_gateway_settings
 from broker.commands.common import USAGE, say
 from broker.commands.doors import API_KEY_VARIABLE
 
+PLACEMENTS = ("local", "ray")
 CHECKPOINTS = ("none", "memory", "disk")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -25,6 +26,12 @@ def _level(text: str) -> str:
 def _checkpoint(text: str | None) -> str | None:
     if text not in (None, *CHECKPOINTS):
         raise typer.BadParameter(f"one of {', '.join(CHECKPOINTS)}")
+    return text
+
+
+def _placement(text: str) -> str:
+    if text not in PLACEMENTS:
+        raise typer.BadParameter(f"one of {', '.join(PLACEMENTS)}")
     return text
 
 
@@ -102,6 +109,16 @@ def start(  # noqa: PLR0917 - the options of a command line
         typer.Option(help="A file of such keys, a line each: `name key`, or just `key`.", dir_okay=False),
     ] = None,
     workers: Annotated[bool, typer.Option(help="Start the stages' workers.")] = True,
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="Where workers run: local (this machine) or ray (the nodes of a cluster; needs --listen).",
+            callback=_placement,
+        ),
+    ] = "local",
+    ray_address: Annotated[
+        str, typer.Option(help="The Ray cluster: host:port of its head, or auto for the one on this machine.")
+    ] = "auto",
     gateway: Annotated[bool, typer.Option(help="Start the HTTP gateway.")] = True,
     log_level: Annotated[str, typer.Option(help=f"{', '.join(LEVELS)}.", callback=_level)] = "INFO",
     stop_with_stdin: Annotated[
@@ -138,6 +155,8 @@ def start(  # noqa: PLR0917 - the options of a command line
     try:
         doors.use_keys(keys)
         doors.check_listen(listen)
+        if placement == "ray":
+            doors.check_ray(listen)
         settings = Settings(
             pipelines=[
                 loaded.with_checkpoint(checkpoint) if checkpoint else loaded  # type: ignore[arg-type]
@@ -154,13 +173,15 @@ def start(  # noqa: PLR0917 - the options of a command line
             ).command_line(),
             api_keys=doors.api_keys(api_key or [], api_keys),
             listen=listen,
+            placement=placement,  # type: ignore[arg-type]
+            ray_address=ray_address,
             run_dir=make_run_dir(run_dir()),
             state_dir=make_state_dir(state_dir()) if journal else None,
             sync_s=sync,
             log_level=log_level,
         )
         check_room()
-        if workers:
+        if workers and placement == "local":
             for loaded in settings.pipelines:
                 check_local_devices(loaded, gpu_count())
     except (PipelineError, AddressError, NoRoom, ApiKeysError, SettingsError) as error:
