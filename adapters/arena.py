@@ -7,7 +7,7 @@
 
 Each producing process owns one arena: segments (:mod:`adapters.segment`) that are made when they are needed,
 each about twice as large as the last, up to a ceiling. At the ceiling ``put`` raises :class:`ArenaFull` and
-the producer may wait for a block to come back, or turn to the disk store (:mod:`adapters.disk`).
+the producer may wait for a block to come back, or turn to a store (:mod:`adapters.store`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from adapters import tensor as codec
-from adapters.disk import PLACE, DiskStore
 from adapters.handle import AdapterError, ArenaFull, BlockId, Handle
 from adapters.host import new_owner
 from adapters.reader import Reader
 from adapters.room import ceiling as usual_ceiling
 from adapters.segment import OWNER, RUN, Segment, block_size, shm_dir
+from adapters.store import Store
 
 MIB = 1 << 20
 FIRST_SEGMENT = 8 * MIB  #: a container's /dev/shm has 64 MiB, and each producer wants some of it
@@ -63,7 +63,7 @@ class SharedMemory:
         folder: Path | None = None,
         ceiling: int | None = None,
         first_segment: int = FIRST_SEGMENT,
-        store: DiskStore | None = None,
+        store: Store | None = None,
     ) -> None:
         """Makes no file yet.
 
@@ -121,9 +121,9 @@ class SharedMemory:
     def free(self, block: BlockId) -> None:
         """Gives one of our blocks back; a block that isn't in use in this generation is counted, no more.
 
-        A block in the disk store is a file, which goes.
+        A block in the store goes from there.
         """
-        if PLACE.fullmatch(block.place):
+        if "/" in block.place:  # no segment's name has one
             if self.store is None or not self.store.unlink(block.place):
                 with self._lock:
                     self._stale_frees += 1

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 
 from adapters import tensor
-from adapters.disk import DiskStore
 from adapters.finite import find_nonfinite
 from adapters.handle import (
     AdapterError,
@@ -35,6 +34,7 @@ from adapters.handle import (
     Transport,
 )
 from adapters.paths import ROOT, children, path_of
+from adapters.store import Store
 
 if TYPE_CHECKING:
     from adapters.arena import SharedMemory
@@ -113,6 +113,7 @@ async def pack_wait(
     timeout_s: float = 30.0,
     name: str = "",
     durable: bool = False,
+    stored: bool = False,
     spill_after_s: float = SPILL_AFTER_S,
 ) -> Chunk:
     """Like :func:`pack`, but an arena that is full is waited for, and then done without.
@@ -125,15 +126,18 @@ async def pack_wait(
         timeout_s: How long to wait for blocks to come back where the tensors can't go to disk.
         name: The request's name. With it, and a store in the arena, tensors go to the store when the arena
             stays full for ``spill_after_s``, and at once when waiting can't help.
-        durable: Each tensor that goes by handle is on disk too when this returns. Needs name and store.
+        durable: Each tensor that goes by handle is in the store too when this returns. Needs name and store.
+        stored: Tensors that go by handle go to the store at once, not to the arena. Needs name and store.
         spill_after_s: See there.
 
     Raises :class:`ArenaFull` when there is no room in time. Nothing is left in arena or store after an error,
     or after a cancellation (the files go a little later).
     """
     store = arena.store if name else None
-    if durable and store is None:
-        raise ValueError("a durable chunk needs its request's name, and an arena with a disk store")
+    if store is None and (durable or stored):
+        raise ValueError("a chunk for the store needs its request's name, and an arena with a store")
+    if store is not None and stored:
+        return await _stored(payload, seq, store, name, last)
     deadline = time.monotonic() + (timeout_s if store is None else min(timeout_s, spill_after_s))
     while True:
         since = arena.frees
@@ -149,6 +153,11 @@ async def pack_wait(
             return await _copied(chunk, arena, store, name) if durable and store is not None else chunk
         # Others may make room in the folder without our hearing of it, so look again now and then.
         await arena.freed(since, min(left, 0.25))
+    return await _stored(payload, seq, store, name, last)
+
+
+async def _stored(payload: Payload, seq: int, store: Store, name: str, last: bool) -> Chunk:
+    """The chunk with its tensors in the store."""
     spill = _Spill(store, name)
     return await store.on_thread(
         lambda: pack(payload, seq, spill, last=last), lambda unsent: _free(unsent.handles, spill)
@@ -156,22 +165,22 @@ async def pack_wait(
 
 
 class _Spill:
-    """A request's part of the disk store, as the place where its tensors go."""
+    """A request's part of the store, as the place where its tensors go."""
 
-    def __init__(self, store: DiskStore, name: str) -> None:
+    def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._name = name
 
     def put(self, value: Any) -> Handle:
         array, dtype = tensor.plain(value)
         place = self._store.put(self._name, tensor.contiguous(array))
-        return Handle("disk", BlockId(place, 0, 0), array.nbytes, dtype, array.shape)
+        return Handle(self._store.transport, BlockId(place, 0, 0), array.nbytes, dtype, array.shape)
 
     def free(self, block: BlockId) -> None:
         self._store.unlink(block.place)
 
 
-async def _copied(chunk: Chunk, arena: SharedMemory, store: DiskStore, name: str) -> Chunk:
+async def _copied(chunk: Chunk, arena: SharedMemory, store: Store, name: str) -> Chunk:
     """Gives each handle of our chunk a copy in the store. Frees them all if that fails."""
 
     def write() -> list[str]:

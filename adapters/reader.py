@@ -1,6 +1,6 @@
 """The reading side: from a handle out of a message to a view, checked on the way.
 
-What lies in shared memory is mapped; what lies in the disk store is read. A handle may come from a hostile or
+What lies in shared memory is mapped; what lies in the store is read. A handle may come from a hostile or
 confused peer. Nothing of it is believed before it is checked against the file itself: name, type, owner,
 mode, bounds, and the header in front of the block.
 """
@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from adapters import tensor
-from adapters.disk import DiskStore
-from adapters.handle import BadHandle, BlockId, Handle, Landed
+from adapters.handle import STORES, BadHandle, BlockId, Handle, Landed
 from adapters.segment import HEADER, HEADER_SIZE, MAGIC, SEGMENT
+from adapters.store import Store
 
 KEPT = 64  #: mappings kept although no view uses them
 
@@ -38,7 +38,7 @@ class Reader:
     file still exists. It holds one file descriptor.
     """
 
-    def __init__(self, folder: Path, *, kept: int = KEPT, store: DiskStore | None = None) -> None:
+    def __init__(self, folder: Path, *, kept: int = KEPT, store: Store | None = None) -> None:
         self.folder = folder
         self.store = store
         self._kept = kept
@@ -58,12 +58,14 @@ class Reader:
 
         What lies on disk is read here and now, two milliseconds a MiB, most of them for the checksum. It lies
         there because memory was full or the machine was restarted: too rare to read it on another thread.
+        What lies in Mooncake may take long, so whoever has an event loop lets it land first
+        (:mod:`adapters.net.landing`).
         """
         kind = tensor.storage(handle.dtype, handle.shape, handle.nbytes)
         memory: mmap.mmap | bytes
         if isinstance(handle, Landed):
             return tensor.revive(_landed(handle, kind), handle.dtype)
-        if handle.transport == "disk":
+        if handle.transport in STORES:
             memory, offset = self._stored(handle.block.place, handle.nbytes), 0
         elif handle.transport == "shm":
             try:
@@ -105,7 +107,7 @@ class Reader:
 
     def _stored(self, place: str, nbytes: int) -> bytes:
         if self.store is None:
-            raise BadHandle(f"{place[:120]!r} lies in a disk store, and this process has none")
+            raise BadHandle(f"{place[:120]!r} lies in a store, and this process has none")
         return self.store.read(place, nbytes) or b"\0"  # NumPy wants a byte, also for no element
 
     def _mapped(self, handle: Handle) -> mmap.mmap:
