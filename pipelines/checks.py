@@ -11,7 +11,7 @@ import msgspec
 from pipelines import catalog
 from pipelines.decode import decode
 from pipelines.errors import ModelError, PipelineError, choices
-from pipelines.graph import REQUEST, Edge, Endpoint, Pipeline, Stage
+from pipelines.graph import REQUEST, Edge, EdgeBatch, Endpoint, Pipeline, Stage
 from pipelines.options import ENGINES, EngineInfo
 
 #: The endpoints of the gateway that a pipeline can serve.
@@ -42,6 +42,7 @@ def check(pipeline: Pipeline) -> None:
     for number, edge in enumerate(pipeline.edges):
         _check_edge(edge, f"edges[{number}]", pipeline)
     _check_twice(pipeline.edges)
+    _check_batches(pipeline)
     for output, name in pipeline.outputs.items():
         if name not in pipeline.stages:
             raise PipelineError(
@@ -165,6 +166,21 @@ def _check_twice(edges: Iterable[Edge]) -> None:
                 f"the edge from {edge.from_} to {edge.to} is already there as edges[{first}]",
                 key=f"edges[{number}]",
             )
+
+
+def _check_batches(pipeline: Pipeline) -> None:
+    """Jobs of one stage share its passes, so the edges into it can't ask for different ones."""
+    for stage in pipeline.stages:
+        for field in EdgeBatch.__struct_fields__:
+            said = [(n, edge) for n, edge in pipeline.into(stage) if getattr(edge.batch, field) is not None]
+            for number, edge in said[1:]:
+                first, value = said[0], getattr(edge.batch, field)
+                if value != getattr(first[1].batch, field):
+                    raise PipelineError(
+                        f"{value:g}, but the edge from {first[1].from_} to {stage} (edges[{first[0]}]) says "
+                        f"{getattr(first[1].batch, field):g}; {stage} batches all its jobs alike",
+                        key=f"edges[{number}].batch.{field}",
+                    )
 
 
 def _check_cycle(pipeline: Pipeline) -> None:

@@ -105,6 +105,19 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [self.when] if isinstance(self.when, str) else self.when or []
 
 
+class Prefetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What comes from another host ahead of the job that will read it."""
+
+    window: Positive = 4  #: chunks of the edge that are here, or on their way, and were not read
+
+
+class EdgeBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the consumer gathers what comes over an edge; what is absent is as its stage's ``batch`` says."""
+
+    accumulate_ms: Annotated[float, Meta(ge=0, le=10_000)] | None = None  #: the stage's ``wait_ms``
+    max_batch_size: Positive | None = None
+
+
 class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"from_": "from"}):
     """From a producer to a consumer."""
 
@@ -114,6 +127,10 @@ class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"fro
     window: Window | None = None
     stream: bool = True  #: false: the consumer starts when the producer has finished
     checkpoint: Literal["none", "memory", "disk"] = "memory"
+    #: How tensors come from another host; "shm": the consumer has to be on the producer's
+    transport: Literal["auto", "shm", "zmq", "ucx"] = "auto"
+    prefetch: Prefetch = Prefetch()
+    batch: EdgeBatch = EdgeBatch()
 
 
 class Endpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -196,6 +213,18 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def into(self, stage: str) -> list[tuple[int, Edge]]:
         """The edges that end in a stage, with their numbers on the wire (positions in ``edges``)."""
         return [(i, e) for i, e in enumerate(self.edges) if e.to == stage]
+
+    def batching(self, stage: str) -> Stage:
+        """A stage with the batching that the edges into it ask for (:mod:`pipelines.checks`: they agree)."""
+        spec = self.stages[stage]
+        for _, edge in self.into(stage):
+            batch = spec.batch
+            if edge.batch.accumulate_ms is not None:
+                batch = msgspec.structs.replace(batch, wait_ms=edge.batch.accumulate_ms)
+            if edge.batch.max_batch_size is not None:
+                batch = msgspec.structs.replace(batch, max_batch_size=edge.batch.max_batch_size)
+            spec = msgspec.structs.replace(spec, batch=batch)
+        return spec
 
     def needed(self, outputs: list[str], given: set[str], has: set[str]) -> list[str]:
         """The stages a request runs, in order: what its outputs descend from, less what it brings along.

@@ -53,6 +53,11 @@ class Stream:
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
+    @property
+    def unread(self) -> int:
+        """How many payloads wait for the reader."""
+        return len(self._items)
+
     def feed(self, items: list[Payload], *, closed: bool) -> None:
         """Adds payloads; ``closed``: they are the last."""
         self._items += items

@@ -1,5 +1,7 @@
 """The way of chunks into an engine: unpacked, through the edge's transfer adapter, cut into windows.
 
+Those of other hosts are brought here first (:mod:`workers.arrivals`).
+
 What a job takes is measured where chunks leave their edge, before adapters and windows.
 """
 
@@ -11,10 +13,12 @@ from collections.abc import AsyncIterator, Callable
 from functools import cache, partial
 
 from adapters.chunk import Chunk, Payload, unpack
-from adapters.handle import AdapterError, BlockId, Transport, size_of
+from adapters.handle import AdapterError, BlockId, Transport, blocks_of, size_of
 from adapters.window import windows
+from broker.abroad import Abroad
 from broker.protocol import EdgeInput
 from pipelines.graph import Edge, Pipeline
+from workers.arrivals import Arrivals
 from workers.engine import Stream
 
 Transfer = Callable[[AsyncIterator[Payload]], AsyncIterator[Payload]]
@@ -38,10 +42,11 @@ def find_transfer(name: str) -> Transfer:
 class _Meter:
     """What a job takes from one edge. Knows nothing of its stream, whose tensors must go with the stream."""
 
-    __slots__ = ("_bound", "_nbytes", "_report", "_sizes", "_taken", "_unmeasured", "closed")
+    __slots__ = ("_bound", "_nbytes", "_report", "_sizes", "_taken", "_unmeasured", "arrivals", "closed")
 
     def __init__(self, bound: tuple[float, float], report: Callable[[int, int], None]) -> None:
         self.closed = False  #: nothing more comes, so nobody waits to hear what was taken
+        self.arrivals: Arrivals | None = None  #: those that come from other hosts
         self._bound = bound
         self._report = report
         self._sizes: deque[int] = deque()  #: of the chunks that wait
@@ -57,6 +62,8 @@ class _Meter:
             self._sizes.extend([size_of(chunk) for chunk in chunks])
 
     def take(self, payloads: int) -> None:
+        if self.arrivals is not None:
+            self.arrivals.took(payloads)
         if self.closed:
             return
         for _ in range(payloads):
@@ -82,22 +89,26 @@ class Inputs:
         pipeline: Whose edges they are.
         inputs: What has come so far.
         transport: Finds the tensors.
+        abroad: Brings those here that lie on other hosts.
         released: Called for each block that nobody looks at any longer.
         took: Told (edge, chunks, bytes) each time the job has taken a quarter of what may wait for it.
     """
 
-    __slots__ = ("_meters", "_pipeline", "_released", "_streams", "_transport")
+    __slots__ = ("_abroad", "_meters", "_pipeline", "_released", "_streams", "_transport")
 
     def __init__(
         self,
         pipeline: Pipeline,
         inputs: list[EdgeInput],
         transport: Transport,
+        abroad: Abroad,
+        *,
         released: Callable[[BlockId], None],
         took: Callable[[int, int, int], None],
     ) -> None:
         self._pipeline = pipeline
         self._transport = transport
+        self._abroad = abroad
         self._released = released
         limits = pipeline.limits
         bound = limits.ahead_chunks / 4, limits.ahead_mb * 2**20 / 4
@@ -115,21 +126,51 @@ class Inputs:
 
     def feed(self, item: EdgeInput) -> None:
         """More of one edge. A chunk that can't be read ends that edge with the error."""
-        meter, stream = self._meters[item.edge], self._streams[item.edge]
+        meter = self._meters[item.edge]
+        meter.feed(item.chunks, closed=item.closed)
+        if meter.arrivals is None and any(map(self._abroad.foreign, item.chunks)):
+            meter.arrivals = self._expect(item.edge)
+        if meter.arrivals is not None:
+            meter.arrivals.add(item.chunks, ended=item.closed)
+        else:
+            self._deliver(item.edge, item.chunks, item.closed)
+
+    def _expect(self, edge: int) -> Arrivals:
+        return Arrivals(
+            self._pipeline.edges[edge],
+            self._abroad,
+            unread=self._streams[edge].unread,
+            deliver=partial(self._deliver, edge),
+            fail=partial(self._fail, edge),
+            released=self._released,
+        )
+
+    def _deliver(self, edge: int, chunks: list[Chunk], closed: bool) -> bool:
+        """To the job, in order. False: one can't be read, and that ends the edge."""
         payloads: list[Payload] = []
-        for number, chunk in enumerate(item.chunks):
+        for number, chunk in enumerate(chunks):
             try:
                 payloads.append(unpack(chunk, self._transport, self._released))
             except AdapterError as error:
-                for unread in item.chunks[number + 1 :]:  # unpack lets go of its own chunk's blocks
-                    for handle in unread.handles:
-                        self._released(handle.block)
-                meter.feed([], closed=True)
-                stream.feed(payloads, closed=True)
-                stream.fail(error)
-                return
-        meter.feed(item.chunks, closed=item.closed)
-        stream.feed(payloads, closed=item.closed)
+                for unread in chunks[number + 1 :]:  # unpack lets go of its own chunk's blocks
+                    for block in blocks_of(unread):
+                        self._released(block)
+                self._streams[edge].feed(payloads, closed=True)
+                self._fail(edge, error)
+                return False
+        self._streams[edge].feed(payloads, closed=closed)
+        return True
+
+    def _fail(self, edge: int, error: AdapterError) -> None:
+        self._meters[edge].feed([], closed=True)
+        self._streams[edge].fail(error)
+
+    def close(self) -> None:
+        """The job has ended: what is still on its way to it goes back."""
+        for meter in self._meters.values():
+            if meter.arrivals is not None:
+                meter.arrivals.close()
+                meter.arrivals = None  # breaks a cycle, see _Meter
 
     def settle(self) -> None:
         """The broker was restarted: it takes all that has come so far for taken."""

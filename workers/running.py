@@ -19,6 +19,7 @@ class Running:
         "_nbytes",
         "_wake",
         "assign",
+        "begun",
         "cancelled",
         "inputs",
         "job",
@@ -32,8 +33,9 @@ class Running:
         self.seq = 0 if assign.resume is None else assign.resume.emitted  #: of the next chunk
         self.last: Emit | None = None  #: the newest chunk, while it may still wait in the outbox
         self.inputs: Inputs | None = None  #: None when it has ended
+        self.begun = False  #: its task has run its first step
         self.cancelled = False
-        self.job: Job | None = None  #: None until the task has run its first step
+        self.job: Job | None = None  #: None until what it resumes from is here
         self.task: asyncio.Task[None] | None = None
         self._checkpoints: list[Chunk] = []  #: the last two: the broker may not have read the last one yet
         self._granted = assign.granted

@@ -22,7 +22,8 @@ import uvloop
 from adapters.arena import SharedMemory
 from adapters.chunk import Payload, body_fields, find_nonfinite, pack, pack_wait, unpack
 from adapters.disk import DiskStore
-from adapters.handle import AdapterError, ArenaFull, Chunk
+from adapters.handle import AdapterError, ArenaFull, Chunk, Unreachable
+from broker.abroad import Abroad
 from broker.protocol import (
     VERSION,
     Assign,
@@ -35,6 +36,7 @@ from broker.protocol import (
     Finish,
     Free,
     Grant,
+    Hosts,
     Input,
     Message,
     Ready,
@@ -70,6 +72,7 @@ class WorkerProcess:
         self.arena = SharedMemory(
             settings.run, store=DiskStore(Path(settings.store)) if settings.store else None
         )
+        self.abroad = Abroad(settings.run, self.arena)
         self.session = EngineSession(settings.boot)
         self.running: dict[tuple[int, int, int], Running] = {}  #: by (request, stage, attempt)
         self.draining = False
@@ -94,6 +97,7 @@ class WorkerProcess:
             Reject: self._on_reject,
             Welcome: self._on_welcome,
             Who: self._on_who,
+            Hosts: self.abroad.learn,
         }
 
     def ready(self) -> None:
@@ -190,8 +194,14 @@ class WorkerProcess:
         def took(edge: int, chunks: int, nbytes: int) -> None:
             self.connection.post(Took(*running.name, edge, chunks, nbytes))
 
-        pipeline, released = self.settings.pipeline, self.connection.released
-        running.inputs = Inputs(pipeline, message.inputs, self.arena, released, took)
+        running.inputs = Inputs(
+            self.settings.pipeline,
+            message.inputs,
+            self.arena,
+            self.abroad,
+            released=self.connection.released,
+            took=took,
+        )
         self.running[running.name] = running
         running.task = self._loop.create_task(self._run(running))
 
@@ -214,8 +224,9 @@ class WorkerProcess:
         if running is None or running.cancelled or running.task is None:
             return
         running.cancelled = True
-        if running.job is not None:  # before its first step a task would run none of its clean-up
+        if running.job is not None:
             running.job.cancelled = True
+        if running.begun:  # before its first step a task would run none of its clean-up
             running.task.cancel()
 
     def _on_grant(self, message: Grant) -> None:
@@ -230,33 +241,30 @@ class WorkerProcess:
         """One attempt, from its inputs to its last message; nothing escapes but the process's own end."""
         assign = running.assign
         failed: Failed | None = None
+        running.begun = True
         try:
-            job = running.job = self._make_job(running)
             if running.cancelled:
                 raise asyncio.CancelledError
+            job = running.job = await self._make_job(running)
             await self._emit_all(running, job)
         except asyncio.CancelledError:
             failed = Failed(*running.name, "cancelled")
         except ItemError as error:
+            kind = "invalid_request_error" if error.status < 500 else "stage_failed"
             text = f"stage {self.settings.stage}: {error}"
-            failed = Failed(
-                *running.name,
-                "item",
-                Error(
-                    "invalid_request_error" if error.status < 500 else "stage_failed",
-                    text,
-                    error.status,
-                    error.param,
-                ),
-            )
+            failed = Failed(*running.name, "item", Error(kind, text, error.status, error.param))
         except ArenaFull as error:
             failed = self._failed(running, "overloaded", error, 503)
+        except Unreachable as error:
+            failed = self._failed(running, "unreachable", error, 503)
         except AdapterError as error:
             failed = self._failed(running, "stage_failed", error, 500)
         except Exception as error:
             log.exception("request %d failed", assign.request)
             failed = self._failed(running, "stage_failed", error, 500)
         del self.running[running.name]
+        if running.inputs is not None:
+            running.inputs.close()
         running.job = running.inputs = None  # breaks a cycle: views of input tensors must go at once
         if failed is not None:
             self._result(failed)
@@ -266,10 +274,10 @@ class WorkerProcess:
         text = f"stage {self.settings.stage}: {type(error).__name__}: {error}"
         return Failed(*running.name, "item", Error(kind, text, status))
 
-    def _make_job(self, running: Running) -> Job:
+    async def _make_job(self, running: Running) -> Job:
         assign = running.assign
         resume = assign.resume
-        state = self._state(resume)
+        state = await self._state(resume)
         assert running.inputs is not None
 
         async def checkpoint(state: Payload) -> None:
@@ -290,12 +298,15 @@ class WorkerProcess:
             consumers=frozenset(self._order[number] for number in assign.consumers),
         )
 
-    def _state(self, resume: Resume | None) -> Payload | None:
+    async def _state(self, resume: Resume | None) -> Payload | None:
         """What an earlier attempt's engine has left. None also when it is lost: the job can do without."""
         if resume is None or resume.checkpoint is None:
             return None
+        chunk, released = resume.checkpoint, self.connection.released
         try:
-            return unpack(resume.checkpoint, self.arena, self.connection.released)
+            if self.abroad.foreign(chunk):
+                chunk = await self.abroad.land(chunk, released)
+            return unpack(chunk, self.arena, released)
         except AdapterError as error:
             log.warning("a checkpoint can't be read, so its job starts anew: %s", error)
             return None
@@ -349,7 +360,7 @@ def find_engine(name: str) -> type[Engine]:
 
 async def work(settings: config.EngineConfig) -> int:
     """Loads the engine and serves until told to stop. Returns the exit code."""
-    stage = settings.pipeline.stages[settings.stage]
+    stage = settings.pipeline.batching(settings.stage)
     engine = find_engine(stage.engine)(stage, device=settings.device)
     process = WorkerProcess(settings, engine)
     stop = asyncio.Event()
@@ -370,6 +381,7 @@ async def work(settings: config.EngineConfig) -> int:
         process.drain()
         await leaving
     await engine.stop()
+    process.abroad.close()
     process.connection.close()
     return 0
 
