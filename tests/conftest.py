@@ -21,6 +21,11 @@ GONE_S = 5.0  #: processes and sockets that are being closed get so long
 def _descriptors_of_libraries() -> None:
     """ZeroMQ and libuv open descriptors at their first use and keep them: they are no test's leak."""
     zmq.Context.instance().socket(zmq.DEALER).close()
+    with zmq.Context.instance().socket(zmq.PAIR) as one, zmq.Context.instance().socket(zmq.PAIR) as other:
+        one.bind("inproc://without-copying")
+        other.connect("inproc://without-copying")
+        one.send(bytes(1 << 20), copy=False)
+        other.recv()
     uvloop.new_event_loop().close()
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 
 import numpy as np
 import zmq
 
-from adapters.handle import AdapterError, Handle
+from adapters.handle import AdapterError, Handle, Unreachable
 from adapters.host import host_of
-from adapters.net.link import Link, Silent
+from adapters.net.link import SILENCE_S, Link, Silent, Target
 from adapters.net.secure import Secure
 
 Book = dict[str, list[str]]  #: name of a host, or of a disk store -> addresses of its data servers
@@ -18,13 +19,7 @@ Book = dict[str, list[str]]  #: name of a host, or of a disk store -> addresses 
 _PAUSE_S = 0.25  #: before the addresses that were of no use are tried again
 
 
-class Unreachable(AdapterError):
-    """No data server of a block's host answered in time."""
-
-    retryable = True
-
-
-def patience_s() -> float:
+def default_patience_s() -> float:
     """Seconds that a host may be silent: ``OMNI_FETCH_S``, else 20."""
     return float(os.environ.get("OMNI_FETCH_S") or 20)
 
@@ -35,13 +30,22 @@ class Fetcher:
     Args:
         run: The broker run's nonce.
         secure: The keys; None only for data servers on loopback.
-        patience_s: See :func:`patience_s`.
+        patience_s: How long a host may be silent; by default :func:`patience_s`.
+        silence_s: How long one server may be, see :data:`adapters.net.link.SILENCE_S`.
     """
 
-    def __init__(self, run: str, *, secure: Secure | None, patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        *,
+        secure: Secure | None,
+        patience_s: float | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
         self._run = run
         self._secure = secure
-        self._patience_s = patience_s
+        self._patience_s = default_patience_s() if patience_s is None else patience_s
+        self._silence_s = silence_s
         self._book: Book = {}
         self._links: dict[str, Link] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -49,7 +53,7 @@ class Fetcher:
 
     @property
     def book(self) -> Book:
-        """Host -> addresses of its data servers, as the broker sent it."""
+        """Who serves what, as the broker sent it."""
         return self._book
 
     @book.setter
@@ -63,54 +67,60 @@ class Fetcher:
     async def fetch(self, handle: Handle, transport: str = "auto") -> memoryview:
         """The block's bytes, in a writable buffer of ``handle.nbytes`` bytes that is nobody else's.
 
-        Raises :class:`BadHandle` when the block's host says that it is gone, :class:`Unreachable` when no
-        data server of that host has answered for ``patience_s``, and AdapterError for a transport that can't
-        do it.
+        Raises :class:`BadHandle` when the block's host says that it is gone, :class:`Unreachable` when
+        nothing of it has come from that host for ``patience_s``, and AdapterError for a transport that
+        doesn't lead there.
         """
         if transport not in ("auto", "zmq"):
             raise AdapterError(f"transport {transport!r} does not reach other hosts here")
-        host = host_of(handle.block.place)
-        buffer = memoryview(np.empty(handle.nbytes, np.uint8))
-        patience = patience_s() if self._patience_s is None else self._patience_s
-        deadline = asyncio.get_running_loop().time() + patience
+        loop = asyncio.get_running_loop()
+        target = Target(memoryview(np.empty(handle.nbytes, np.uint8)))
+        deadline = loop.time() + self._patience_s
         tried: dict[str, str] = {}
-        try:
-            async with asyncio.timeout_at(deadline):
-                while True:
-                    self._changed.clear()
-                    for address in self._addresses(host, host_of(handle.copy)):
-                        try:
-                            await self._link(address).pull(handle, buffer)
-                        except Silent as error:
-                            tried[address] = str(error)
-                        else:
-                            return buffer
-                    await self._pause()
-        except TimeoutError:
-            why = "; ".join(tried.values()) or "no data server of it is known"
-            raise Unreachable(f"host {host} was out of reach for {patience:g} s ({why})") from None
+        while not self._context.closed:
+            self._changed.clear()
+            for address in self._addresses(handle):
+                before = target.here
+                try:
+                    await self._link(address).pull(handle, target)
+                except Silent as error:
+                    tried[address] = str(error)
+                else:
+                    return target.buffer
+                if target.here > before:
+                    deadline = loop.time() + self._patience_s
+                elif loop.time() >= deadline:
+                    break
+            if loop.time() >= deadline:
+                host = host_of(handle.block.place) or "?"
+                why = "; ".join(tried.values()) or "no data server of it is known"
+                raise Unreachable(f"host {host} is out of reach for {self._patience_s:g} s ({why})")
+            await self._pause(min(_PAUSE_S, deadline - loop.time()))
+        raise Unreachable("this process fetches nothing any more")
 
     def close(self) -> None:
-        """Ends all connections. Idempotent. Fetches under way must have been cancelled."""
+        """Ends all connections; fetches under way fail. Idempotent."""
+        self._book = {}
         for link in self._links.values():
             link.close()
         self._links = {}
         self._context.destroy(linger=0)
+        self._changed.set()
 
-    def _addresses(self, *places: str) -> list[str]:
+    def _addresses(self, handle: Handle) -> list[str]:
         """Of the data servers that have a block, or a copy of it."""
+        places = (host_of(handle.block.place), host_of(handle.copy))
         found = [address for place in places for address in self._book.get(place, [])]
         return [address for address in dict.fromkeys(found) if address.startswith("zmq://")]
 
     def _link(self, address: str) -> Link:
         link = self._links.get(address)
         if link is None or link.closed:
-            link = self._links[address] = Link(self._context, address, self._run, self._secure)
+            link = Link(self._context, address, self._run, self._secure, self._silence_s)
+            self._links[address] = link
         return link
 
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(_PAUSE_S):
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
                 await self._changed.wait()
-        except TimeoutError:
-            pass

@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from adapters.handle import LANDED, BlockId, Chunk, Handle, Landed
+from adapters.disk import DiskStore
+from adapters.handle import LANDED, BlockId, Chunk, Handle, Landed, Unreachable
 from adapters.host import host_of
-from adapters.net.fetch import Fetcher, Unreachable
+from adapters.net.fetch import Fetcher
 
 
 class Landing:
@@ -25,13 +26,13 @@ class Landing:
     Args:
         host: Ours, as :func:`adapters.host.this_host` gives it.
         fetcher: What pulls; None where the run has one host only.
-        store: The name of this host's disk store, see :func:`adapters.host.store_name`.
+        store: The disk store of this process, whose files need no landing.
     """
 
-    def __init__(self, host: str, fetcher: Fetcher | None, *, store: str = "") -> None:
+    def __init__(self, host: str, fetcher: Fetcher | None, *, store: DiskStore | None = None) -> None:
         self.host = host
         self.fetcher = fetcher
-        self._ours = {host, store} - {""}
+        self._store = store
 
     def foreign(self, chunk: Chunk) -> bool:
         """Whether a tensor of the chunk lies on another host."""
@@ -68,9 +69,10 @@ class Landing:
         return msgspec.structs.replace(chunk, handles=list(handles))
 
     def _is_foreign(self, handle: Handle) -> bool:
-        host = host_of(handle.block.place)
-        # A copy in our own store: the block was in our memory, before this machine was restarted.
-        return host != "" and host not in self._ours and host_of(handle.copy) not in self._ours
+        if host_of(handle.block.place) in ("", self.host):
+            return False
+        # It may be in our own store: the block was in our memory, before this machine was restarted.
+        return self._store is None or not self._store.has(handle.file)
 
 
 def landed(handle: Handle, data: Any) -> Landed:

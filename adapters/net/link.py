@@ -4,33 +4,59 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import NamedTuple
 
 import msgspec
 import zmq
 
 from adapters.handle import AdapterError, BadHandle, Handle
 from adapters.net.secure import Secure
-from adapters.net.wire import PIECE, WINDOW, Piece, Refused, Wait, Want, decode_answer, dial, encode
+from adapters.net.wire import PIECE, WINDOW, Answer, Piece, Refused, Want, decode_answer, dial, encode
 
 SILENCE_S = 3.0  #: a server that owes us something and sends nothing for so long is taken for gone
-READ_LIMIT = 32  #: answers per wake-up, so that others get their turn on the loop
+READ_LIMIT = 8  #: answers per wake-up, so that others get their turn on the loop
+
+_LOST = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 class Silent(AdapterError):
-    """This server doesn't serve the block now; another may."""
+    """This server doesn't give us the block now; another may."""
 
     retryable = True
 
 
-class _Pull:
-    """A block on its way into a buffer."""
+class Target:
+    """Where a block goes, and how much of it is here: its first ``here`` bytes."""
 
-    def __init__(self, handle: Handle, into: memoryview, done: asyncio.Future[None]) -> None:
-        self.handle = handle
-        self.into = into
-        self.done = done
-        self.asked = 0  #: bytes
+    def __init__(self, buffer: memoryview) -> None:
+        self.buffer = buffer
         self.here = 0
+
+
+class _Pull:
+    """A block on its way."""
+
+    def __init__(self, handle: Handle, target: Target, done: asyncio.Future[None]) -> None:
+        self.handle = handle
+        self.target = target
+        self.done = done
+        self.asked = target.here
+
+    def fail(self, error: AdapterError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class _Asked(NamedTuple):
+    pull: _Pull
+    offset: int
+    nbytes: int
 
 
 class Link:
@@ -40,35 +66,43 @@ class Link:
         context: Whose IO thread moves the bytes.
         address: ``zmq://IP:PORT``.
         run: The run's nonce.
-        secure: See :class:`adapters.net.fetch.Fetcher`.
+        secure: The keys, if there are any.
+        silence_s: See :data:`SILENCE_S`.
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, run: str, secure: Secure | None
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        run: str,
+        secure: Secure | None,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self.address = address
         self.closed = False
         self._run = run
+        self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
         self._pulls: deque[_Pull] = deque()  #: with pieces that were not asked for; whose turn it is, first
-        self._asked: dict[int, tuple[_Pull, memoryview]] = {}
+        self._asked: dict[int, _Asked] = {}
         self._number = 0
         self._heard = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._scheduled = False
-        self._socket = dial(context, address, secure)
-        self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self._read)
+        self._socket, self._monitor = dial(context, address, secure, _LOST)
+        self._fds = [int(socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)]
+        for fd in self._fds:
+            self._loop.add_reader(fd, self._read)
 
-    async def pull(self, handle: Handle, into: memoryview) -> None:
-        """Fills a buffer of ``handle.nbytes`` bytes; nothing is written to it once this has ended.
+    async def pull(self, handle: Handle, target: Target) -> None:
+        """Fills the target from ``target.here`` on; nothing is written to it once this has ended.
 
         Raises :class:`BadHandle` when the server says that there is no such block, :class:`Silent` when it
         says or does nothing.
         """
         if self.closed:
-            raise Silent(f"{self.address} is given up")
-        pull = _Pull(handle, into, self._loop.create_future())
+            raise Silent(f"{self.address}: given up")
+        pull = _Pull(handle, target, self._loop.create_future())
         if not self._asked:
             self._heard = self._loop.time()
         self._pulls.append(pull)
@@ -86,14 +120,15 @@ class Link:
         self.closed = True
         if self._watch is not None:
             self._watch.cancel()
-        self._loop.remove_reader(self._fd)
+        for fd in self._fds:
+            self._loop.remove_reader(fd)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
         self._socket.close(linger=0)
-        pulls = {id(pull): pull for pull, _ in self._asked.values()} | {
-            id(pull): pull for pull in self._pulls
-        }
+        error = Silent(f"{self.address}: {reason}")
+        for pull in [asked.pull for asked in self._asked.values()] + list(self._pulls):
+            pull.fail(error)
         self._asked = {}
-        for pull in pulls.values():
-            self._fail(pull, Silent(f"{self.address}: {reason}"))
 
     # --- asking
 
@@ -104,31 +139,31 @@ class Link:
                 self._pulls.popleft()
                 continue
             size = min(PIECE, pull.handle.nbytes - pull.asked)
-            self._number += 1
-            want = Want(self._number, self._run, pull.handle, pull.asked, size)
+            want = Want(self._number + 1, self._run, pull.handle, pull.asked, size)
             try:
                 self._socket.send(encode(want), zmq.NOBLOCK)
             except zmq.Again:
-                break  # the pipe holds more than the window: only a link that never came about is so full
-            self._asked[self._number] = pull, pull.into[pull.asked : pull.asked + size]
+                break  # questions of those who have given up are still waiting for a connection
+            self._number += 1
+            self._asked[self._number] = _Asked(pull, pull.asked, size)
             pull.asked += size
             if pull.asked == pull.handle.nbytes:
                 self._pulls.popleft()
             else:
                 self._pulls.rotate(-1)
         if self._watch is None and (self._asked or self._pulls):
-            self._watch = self._loop.call_later(SILENCE_S, self._look)
+            self._watch = self._loop.call_later(self._silence_s, self._look)
         self._poke()
 
     def _look(self) -> None:
         """Whether the server still answers."""
         self._watch = None
-        self._read()  # we may be late ourselves
+        self._read()  # it may be us who are late
         if self.closed or not (self._asked or self._pulls):
             return
-        left = self._heard + SILENCE_S - self._loop.time()
+        left = self._heard + self._silence_s - self._loop.time()
         if left <= 0:
-            self.close(f"no answer for {SILENCE_S:.0f} s")
+            self.close(f"no answer for {self._silence_s:g} s")
         elif self._watch is None:
             self._watch = self._loop.call_later(left, self._look)
 
@@ -136,66 +171,58 @@ class Link:
 
     def _poke(self) -> None:
         """After each send and each reading that stopped early: ZeroMQ's descriptor tells of edges only."""
-        if not self._scheduled and not self.closed and self._readable():
+        if not self._scheduled and not self.closed and _readable(self._socket):
             self._scheduled = True
             self._loop.call_soon(self._read)
-
-    def _readable(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _read(self) -> None:
         self._scheduled = False
         for _ in range(READ_LIMIT):
-            if self.closed or not self._readable():
+            if self.closed or not _readable(self._socket):
                 break
             self._heard = self._loop.time()
             self._hear(self._socket.recv(zmq.NOBLOCK))
-        if not self.closed:
+        if self.closed:
+            return
+        # What arrived before the end of the connection was read first, unless it is a lot.
+        if _readable(self._monitor) and not _readable(self._socket):
+            self.close("the connection broke")
+        else:
             self._ask()
 
     def _hear(self, header: bytes) -> None:
-        """The rest of the message is there too: ZeroMQ hands over whole ones."""
+        """One answer. The rest of the message is there too: ZeroMQ hands over whole ones."""
         try:
-            answer = decode_answer(header)
+            answer: Answer | None = decode_answer(header)
         except msgspec.MsgspecError:
-            self._skip()
-            self.close("speaks another language")
-            return
-        if isinstance(answer, Wait):
-            self._skip()
-            return
-        pull, into = self._asked.pop(answer.number, (None, None))
-        if isinstance(answer, Refused):
-            self._skip()
-            if pull is not None:
-                kind = BadHandle if answer.final else Silent
-                self._fail(pull, kind(f"{self.address}: {answer.reason}"))
-        elif isinstance(answer, Piece) and pull is not None and into is not None and not pull.done.done():
-            self._take(pull, into)
-        else:
-            self._skip()
-
-    def _take(self, pull: _Pull, into: memoryview) -> None:
-        received = 0
-        if self._socket.getsockopt(zmq.RCVMORE):
-            # An empty buffer would do for an empty piece, but recv_into takes its size for "not said".
-            received = self._socket.recv_into(into if into else bytearray(1), flags=zmq.NOBLOCK)
-        if received != len(into) or self._skip():
-            self._fail(pull, Silent(f"{self.address}: a piece of {received} bytes instead of {len(into)}"))
-            return
-        pull.here += received
-        if pull.here == pull.handle.nbytes:
-            pull.done.set_result(None)
-
-    def _skip(self) -> bool:
-        """Drops what is left of the message; whether there was anything."""
-        found = False
+            answer = None
+        asked = self._asked.pop(answer.number, None) if isinstance(answer, Piece | Refused) else None
+        if isinstance(answer, Piece) and asked is not None and not asked.pull.done.done():
+            self._take(asked)
         while self._socket.getsockopt(zmq.RCVMORE):
             self._socket.recv(zmq.NOBLOCK, copy=False)
-            found = True
-        return found
+        if isinstance(answer, Refused) and asked is not None:
+            kind = BadHandle if answer.final else Silent
+            asked.pull.fail(kind(f"{self.address}: {answer.reason}"))
+        elif answer is None:
+            self.close("it speaks another language")
 
-    @staticmethod
-    def _fail(pull: _Pull, error: AdapterError) -> None:
-        if not pull.done.done():
-            pull.done.set_exception(error)
+    def _take(self, asked: _Asked) -> None:
+        """The bytes of a piece."""
+        pull, offset, nbytes = asked
+        target = pull.target
+        received = -1
+        if self._socket.getsockopt(zmq.RCVMORE):
+            # An empty buffer would do for an empty piece, but for recv_into 0 is "as much as there is".
+            into = target.buffer[offset : offset + nbytes] if nbytes else bytearray(1)
+            received = self._socket.recv_into(into, flags=zmq.NOBLOCK)
+        if received != nbytes or offset != target.here:
+            pull.fail(Silent(f"{self.address}: its answer has {received} bytes instead of {nbytes}"))
+            return
+        target.here += nbytes
+        if target.here == pull.handle.nbytes:
+            pull.done.set_result(None)
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

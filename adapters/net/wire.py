@@ -20,6 +20,7 @@ WINDOW = 16  #: pieces that a fetcher asks one server for at a time
 PIPE = 64  #: answers that wait for a peer; those beyond it are dropped: who asks for more is no fetcher
 LONGEST_QUESTION = 64 << 10  #: bytes; libzmq ends the connection of who sends a longer one
 
+_CURVE = 4096  #: bytes; encrypted frames are some longer, and one of the library's own must fit too
 HEARTBEAT_MS = 2000
 SILENT_MS = 8000  #: a link whose other end says nothing for so long is taken down and made anew
 HANDSHAKE_MS = 5000
@@ -92,24 +93,26 @@ def listen(
     return socket, port
 
 
-def dial(context: zmq.Context[zmq.Socket[bytes]], address: str, secure: Secure | None) -> zmq.Socket[bytes]:
-    """A fetcher's socket to a server's address ``zmq://IP:PORT``."""
+def dial(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, secure: Secure | None, events: int
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """A fetcher's socket to a server's address ``zmq://IP:PORT``, and one that tells of events of it."""
     socket = context.socket(zmq.DEALER)
-    host = urlsplit(address).hostname or ""
-    _common(socket, host)
-    socket.setsockopt(zmq.SNDHWM, PIPE)
-    socket.setsockopt(zmq.RCVHWM, PIPE)
-    socket.setsockopt(zmq.MAXMSGSIZE, PIECE)
-    socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
     try:
+        _common(socket, urlsplit(address).hostname or "")
+        socket.setsockopt(zmq.SNDHWM, PIPE)
+        socket.setsockopt(zmq.RCVHWM, PIPE)
+        socket.setsockopt(zmq.MAXMSGSIZE, PIECE + _CURVE)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         if secure is not None:
             secure.client(socket)
+        monitor = socket.get_monitor_socket(events)
         socket.connect(f"tcp://{address.partition('://')[2]}")
     except BaseException:
         socket.close()
         raise
-    return socket
+    return socket, monitor
 
 
 def _common(socket: zmq.Socket[bytes], host: str) -> None:
