@@ -16,7 +16,7 @@ import yaml
 
 from adapters.chunk import Payload
 from broker.client import Client
-from scripts.benchmarks.hosts import Cluster, cluster
+from scripts.benchmarks.hosts import Cluster, Host, cluster
 from scripts.benchmarks.lan import missing
 
 Wave = npt.NDArray[np.float32]
@@ -56,6 +56,12 @@ def running(
         leaks = made.stop()
         assert sum(leaks) == 0, (leaks, [(h.segments(), h.files()) for h in made.hosts], made.log)
         assert "Traceback" not in made.log, made.log
+
+
+def sit_on(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients in the test's own process see this host's memory, and have its keys."""
+    for name in ("OMNI_SHM_DIR", "OMNI_KEYS"):
+        monkeypatch.setenv(name, host.env[name])
 
 
 def has(transport: str) -> bool:

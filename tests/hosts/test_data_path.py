@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from adapters.chunk import Payload
+from adapters.handle import BadHandle, BlockId, Handle, Unreachable
+from adapters.net.fetch import Fetcher
+from broker.address import endpoints
 from broker.client import Client
+from broker.keys import Keys, Shared, make
+from broker.protocol import VERSION, Bye, Connect, Connected, Hosts, decode_to_client, encode, new_peer
 from scripts.benchmarks.hosts import Cluster
-from tests.hosts.rig import document, has, running, sung, words
+from tests.hosts.rig import document, has, running, sit_on, sung, words
 from tests.house import House
 from workers.engines.function import checksum
 
@@ -55,7 +63,7 @@ async def test_echo_on_three_hosts_answers_as_on_one(
     three: Cluster, echo: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = await echoed(echo.address)
-    monkeypatch.setenv("OMNI_SHM_DIR", str(three.first.shm_dir))
+    sit_on(three.first, monkeypatch)
     got = await echoed(three.local)
     assert got.keys() == expected.keys() == {"text", "audio", "image", "checksum"}
     for output, values in expected.items():
@@ -69,7 +77,7 @@ async def test_large_tensors_go_from_host_to_host_past_the_brokers(
 ) -> None:
     if not has(transport):
         pytest.skip("ucxx is not installed")
-    monkeypatch.setenv("OMNI_SHM_DIR", str(three.first.shm_dir))
+    sit_on(three.first, monkeypatch)
     before = [host.traffic() for host in three.hosts]
     async with Client(three.local) as client:
         given = {"request": words(SONG)}
@@ -102,6 +110,51 @@ async def test_a_client_on_a_host_of_its_own_lends_and_reads_tensors(
         async with await client.submit("echo", outputs=["audio"], given=given) as stream:
             heard = [np.array(payload["audio"]) async for _, payload in stream]
         assert [len(wave) for wave in heard] == [4800, 4800]
+
+
+async def test_a_stranger_gets_no_word_from_a_guardians_data_server(three: Cluster, tmp_path: Path) -> None:
+    make(tmp_path / "keys")
+    run, book = told(three)
+    host, addresses = next((host, addresses) for host, addresses in book.items() if addresses)
+    assert all(three.lan.addresses[0].rpartition(".")[0] in address for address in addresses)
+    block = BlockId(f"omni-{run}-{host}{secrets.token_hex(6)}-0", 0, 1)
+    for folder, error in ((three.keys, BadHandle), (tmp_path / "keys", Unreachable), (None, Unreachable)):
+        secure = Shared(Keys.load(folder)) if folder is not None else None
+        fetcher = Fetcher(run, secure=secure, patience_s=0.5)
+        fetcher.book = {host: addresses}
+        with pytest.raises(error):
+            await fetcher.fetch(Handle("shm", block, 8, "uint8", (8,)))
+        fetcher.close()
+
+
+def told(cluster: Cluster) -> tuple[str, dict[str, list[str]]]:
+    """What a client hears as it comes: the run's nonce, and where memory can be read."""
+    run, book = "", {}
+    with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.IDENTITY, new_peer("c"))
+        dealer.connect(endpoints(cluster.local).clients)
+        dealer.send(encode([Connect(VERSION, "cli")]))
+        while not (run and book):
+            assert dealer.poll(5000)
+            for message in decode_to_client(dealer.recv()):
+                run = message.run if isinstance(message, Connected) else run
+                book = message.book if isinstance(message, Hosts) else book
+        dealer.send(encode([Bye()]))
+        dealer.close(linger=500)
+    return run, book
+
+
+@pytest.mark.parametrize("command", [["start", "--pipeline", "echo", "--listen"], ["worker"]])
+def test_beyond_loopback_nothing_starts_without_keys(
+    three: Cluster, tmp_path: Path, command: list[str]
+) -> None:
+    host, address = three.hosts[1], f"tcp://{three.hosts[1].address}:6000"
+    arguments = (
+        ("workers.cli", "--stage", "sum", "--broker") if command == ["worker"] else ("broker.cli", *command)
+    )
+    found = host.run(*arguments, address, env={"OMNI_KEYS": "", "XDG_CONFIG_HOME": str(tmp_path)})
+    assert found.returncode == 2
+    assert "omni-broker keys" in found.stderr
 
 
 def summed(number: int) -> int:

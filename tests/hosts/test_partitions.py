@@ -9,7 +9,7 @@ import pytest
 
 from broker.client import BrokerError, Client
 from scripts.benchmarks.hosts import Cluster
-from tests.hosts.rig import Song, document, running, until
+from tests.hosts.rig import Song, document, running, sit_on, until
 
 LEFT, RIGHT = 1, 2
 WORKERS = {
@@ -31,7 +31,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 async def client(halves: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
     """A caller on the broker's host. In the end the broker holds nothing for it, and no host keeps memory."""
-    monkeypatch.setenv("OMNI_SHM_DIR", str(halves.first.shm_dir))
+    sit_on(halves.first, monkeypatch)
     await until(lambda: all_there(halves))
     async with Client(halves.local) as connected:
         yield connected
