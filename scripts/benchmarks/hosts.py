@@ -82,12 +82,14 @@ class Host:
         self._started.append(process)
         return process
 
-    def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs a module of ours on this host to its end."""
+    def run(
+        self, module: str, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a module of ours on this host to its end; ``env``: more variables."""
         command = self._lan.inside(self._number, python(module, *arguments))
         return subprocess.run(
             command,
-            env=self.env,
+            env={**self.env, **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
