@@ -144,15 +144,17 @@ def told(cluster: Cluster) -> tuple[str, dict[str, list[str]]]:
     return run, book
 
 
-@pytest.mark.parametrize("command", [["start", "--pipeline", "echo", "--listen"], ["worker"]])
+BROKER = ("broker.cli", "start", "--pipeline", "echo", "--listen")
+WORKER = ("workers.cli", "--stage", "sum", "--broker")
+
+
+@pytest.mark.parametrize("command", [BROKER, WORKER], ids=["broker", "worker"])
 def test_beyond_loopback_nothing_starts_without_keys(
-    three: Cluster, tmp_path: Path, command: list[str]
+    three: Cluster, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
-    host, address = three.hosts[1], f"tcp://{three.hosts[1].address}:6000"
-    arguments = (
-        ("workers.cli", "--stage", "sum", "--broker") if command == ["worker"] else ("broker.cli", *command)
-    )
-    found = host.run(*arguments, address, env={"OMNI_KEYS": "", "XDG_CONFIG_HOME": str(tmp_path)})
+    host = three.hosts[1]
+    env = {"OMNI_KEYS": "", "XDG_CONFIG_HOME": str(tmp_path)}
+    found = host.run(*command, f"tcp://{host.address}:6000", env=env)
     assert found.returncode == 2
     assert "omni-broker keys" in found.stderr
 
