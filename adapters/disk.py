@@ -167,6 +167,9 @@ class DiskStore(Beside):
                 gone.append(name)
         return gone
 
+    def leave(self) -> None:
+        """Nothing is open between calls."""
+
     def close(self) -> None:
         """Removes the folder, if nothing but its name is in it."""
         forget_store_name(self.folder)

@@ -152,6 +152,10 @@ class MooncakeStore(Beside):
         return []
 
     def close(self) -> None:
+        """Nothing of an empty store is left to remove."""
+        self.leave()
+
+    def leave(self) -> None:
         """Lets what is to be removed go, for a second or two, and ends the connection."""
         self._broom.close()
         self.connection.close()

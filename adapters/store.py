@@ -62,8 +62,12 @@ class Store(Protocol):
         """Removes all requests but these. Returns the names of those that went, as far as they are known."""
         ...
 
+    def leave(self) -> None:
+        """Ends this process's part, whatever lies in it. Idempotent."""
+        ...
+
     def close(self) -> None:
-        """Ends this process's part."""
+        """The broker's part ends: like :meth:`leave`, and an empty store goes."""
         ...
 
     async def on_thread(self, work: Callable[[], T], undo: Callable[[T], None]) -> T:

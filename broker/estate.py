@@ -1,4 +1,4 @@
-"""What a broker has on its machine: its run's memory, a journal, a disk store; and the core made of them."""
+"""What a broker has on its machine: its run's memory, a journal, a store; and the core made of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from adapters.disk import DiskStore
 from adapters.handle import Handle
 from adapters.host import host_of, this_host
 from adapters.room import ceiling
@@ -23,6 +22,7 @@ from broker.core.requests import Settings as RequestSettings
 from broker.core.restore import restore
 from broker.journal import Journal, Meta, Saved, ahead, this_boot
 from broker.protocol import Peer
+from broker.storing import forget, open_for_broker
 from pipelines.graph import Pipeline
 
 log = logging.getLogger("broker")
@@ -37,11 +37,15 @@ class Estate:
         pipelines: What is served.
         state: The state folder, made already; None: no journal and no disk store, nothing outlives us.
         sync_s: See :class:`broker.journal.Journal`.
+        store: A Mooncake's address; "": the disk store of the state folder.
     """
 
-    def __init__(self, pipelines: list[Pipeline], state: Path | None, sync_s: float = 1.0) -> None:
+    def __init__(
+        self, pipelines: list[Pipeline], state: Path | None, sync_s: float = 1.0, store: str = ""
+    ) -> None:
         self._journal = Journal(state / "journal.db", sync_s) if state is not None else None
-        self._store = DiskStore(state / "chunks") if state is not None else None
+        self._state = state
+        self._store = open_for_broker(store, state)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="estate")
         saved = self._journal.take_saved() if self._journal is not None else None
         self.run = saved.meta.run if saved is not None else secrets.token_hex(8)
@@ -58,7 +62,7 @@ class Estate:
             entropy=secrets.randbits(64),
             first_request=time.time_ns() // 1_000_000 << 12,  # numbers of an earlier run never come back
             boot=boot,
-            store=str(self._store.folder) if self._store is not None else "",
+            store=self._store.text if self._store is not None else "",
             host=here,
             journal=self._journal is not None,
             settings=Settings(requests=RequestSettings(block_bytes=ROOM * ceiling())),
@@ -155,8 +159,10 @@ class Estate:
         if self._store is not None:
             self._store.sweep(set(self.core.board.names) if kept else set())
             self._store.close()
-        if self._keep is not None and not kept:
-            self._keep.close()
+        if not kept:
+            forget(self._state)
+            if self._keep is not None:
+                self._keep.close()
         self._lock.close()
         sweep()  # what workers left that ended before us
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, Payload, pack_wait, unpack
-from adapters.disk import DiskStore
 from adapters.handle import BlockId
+from adapters.store import Store, open_store
 from adapters.sweep import sweep
 from pipelines.graph import Pipeline
 
@@ -23,6 +22,7 @@ class Lending:
     def __init__(self) -> None:
         self.run = ""  #: whose arena it is; "": there is none yet
         self._arena: SharedMemory
+        self._store: Store | None = None
         self._old: list[SharedMemory] = []  #: the broker gave us up, and reaps them itself
 
     @property
@@ -31,7 +31,7 @@ class Lending:
         return self._arena.prefix if self.run else ""
 
     def begin(self, run: str, store: str) -> None:
-        """A fresh arena of a run, with the disk store in this folder ("": none).
+        """A fresh arena of a run, with this store (see :func:`adapters.store.open_store`; "": none).
 
         What was lent from the one before is a dead run's, or the broker removes it when nobody needs it.
         """
@@ -40,7 +40,12 @@ class Lending:
         elif self.run:
             self._old.append(self._arena)
         self.run = run
-        self._arena = SharedMemory(run, store=DiskStore(Path(store)) if store else None)
+        if self._store is not None and self._store.text != store:
+            self._store.leave()
+            self._store = None
+        if self._store is None and store:
+            self._store = open_store(store)
+        self._arena = SharedMemory(run, store=self._store)
 
     async def pack(
         self, given: dict[str, list[Payload]], name: str, pipeline: Pipeline | None
@@ -50,7 +55,7 @@ class Lending:
         Args:
             given: Producer -> its whole output.
             name: The request's.
-            pipeline: Says which producers' tensors are on disk too when this returns. None: it is unknown.
+            pipeline: Says which producers' tensors are in the store, too or only. None: it is unknown.
 
         Raises AdapterError. After an error, or a cancellation, nothing of it is left.
         """
@@ -59,10 +64,10 @@ class Lending:
         try:
             for producer, payloads in given.items():
                 chunks = packed[producer] = []
-                durable = pipeline is not None and arena.store is not None and pipeline.durable(producer)
+                kept = pipeline.kept(producer) if pipeline is not None and arena.store is not None else {}
                 for seq, payload in enumerate(payloads):
                     last = seq == len(payloads) - 1
-                    chunks.append(await pack_wait(payload, seq, arena, last=last, name=name, durable=durable))
+                    chunks.append(await pack_wait(payload, seq, arena, last=last, name=name, **kept))
         except BaseException:
             for chunk in itertools.chain.from_iterable(packed.values()):
                 _take_back(chunk, arena)
@@ -84,6 +89,8 @@ class Lending:
         stays = [arena.leave() for arena in arenas]
         if any(stays):
             sweep()
+        if self._store is not None:
+            self._store.leave()
 
 
 def _take_back(chunk: Chunk, arena: SharedMemory) -> None:

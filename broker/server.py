@@ -205,15 +205,20 @@ class Server:
                 port.close()
 
 
-async def serve(
-    pipelines: list[Pipeline], address: str | None, listen: str | None, state: Path | None, sync_s: float
+async def serve(  # noqa: PLR0917 - one call, in main
+    pipelines: list[Pipeline],
+    address: str | None,
+    listen: str | None,
+    state: Path | None,
+    sync_s: float,
+    store: str = "",
 ) -> None:
     """Binds the sockets and serves until SIGTERM or SIGINT. Raises AddressError."""
     where = endpoints(address)
     places = [where, endpoints(listen)] if listen is not None else [where]
     over_tcp = any(place.workers.startswith("tcp://") for place in places)
     keys = Keys.find() if over_tcp else None
-    estate = Estate(pipelines, state, sync_s)
+    estate = Estate(pipelines, state, sync_s, store)
     door: Door | None = None
     try:
         if keys is not None:
@@ -254,6 +259,9 @@ def main() -> None:
     parser.add_argument("--listen", default=None, help="tcp://host:port, where peers may come in too")
     parser.add_argument("--state", type=Path, default=None, help="folder of the journal and the disk store")
     parser.add_argument("--sync", type=float, default=1.0, help="seconds between two fsyncs of the journal")
+    parser.add_argument(
+        "--store", default="", help="mooncake://..., instead of the state folder's disk store"
+    )
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args()
     logging.basicConfig(level=arguments.log_level.upper(), format="%(message)s")
@@ -263,7 +271,8 @@ def main() -> None:
     )  # the core's objects are freed by their counts; scanning them is for nothing
     pipelines = msgspec.json.decode(arguments.pipelines.read_bytes(), type=list[Pipeline])
     try:
-        uvloop.run(serve(pipelines, arguments.address, arguments.listen, arguments.state, arguments.sync))
+        where = arguments.address, arguments.listen, arguments.state
+        uvloop.run(serve(pipelines, *where, arguments.sync, arguments.store))
     except AddressError as error:
         log.error("%s", error)
         sys.exit(2)

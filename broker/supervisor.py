@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True):
     run_dir: Path  #: made already, see :func:`broker.address.make_run_dir`
     state_dir: Path | None = None  #: likewise; None: without a journal and a disk store
     sync_s: float = 1.0  #: see :class:`broker.journal.Journal`
+    store: str = ""  #: a Mooncake's address; "": the disk store in the state folder
     host: str = "127.0.0.1"
     port: int = 8000
     workers: bool = True
@@ -128,6 +129,8 @@ class Supervisor:
         broker = python("broker.server", "--pipelines", str(document), "--address", self._address, *level)
         if self.settings.state_dir is not None:
             broker += ["--state", str(self.settings.state_dir), "--sync", str(self.settings.sync_s)]
+        if self.settings.store:
+            broker += ("--store", self.settings.store)
         if self.settings.listen is not None:
             broker += ("--listen", self.settings.listen)
         self._front.append(Child("broker", broker, self._say))

@@ -127,8 +127,9 @@ class Edge(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"fro
     window: Window | None = None
     stream: bool = True  #: false: the consumer starts when the producer has finished
     checkpoint: Literal["none", "memory", "disk"] = "memory"
-    #: How tensors come from another host; "shm": the consumer has to be on the producer's
-    transport: Literal["auto", "shm", "zmq", "ucx"] = "auto"
+    #: How tensors come from another host; "shm": the consumer has to be on the producer's; "mooncake": they
+    #: go there at once, wherever the consumer is
+    transport: Literal["auto", "shm", "zmq", "ucx", "mooncake"] = "auto"
     prefetch: Prefetch = Prefetch()
     batch: EdgeBatch = EdgeBatch()
 
@@ -204,6 +205,17 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any(
             e.checkpoint == "disk" and (e.from_ == producer or producer in outputs) for e in self.edges
         )
+
+    def stored(self, producer: str) -> bool:
+        """Whether what a stage (or "request") makes goes to Mooncake instead of its host's shared memory.
+
+        So it is when one of its consumers wants that: a tensor lies in one place for all of them.
+        """
+        return any(e.transport == "mooncake" and e.from_ == producer for e in self.edges)
+
+    def kept(self, producer: str) -> dict[str, bool]:
+        """Both of these, as :func:`adapters.chunk.pack_wait` wants them."""
+        return {"durable": self.durable(producer), "stored": self.stored(producer)}
 
     def with_checkpoint(self, checkpoint: Literal["none", "memory", "disk"]) -> Pipeline:
         """The same with this setting on all edges."""

@@ -19,7 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     stage: str
     device: str = "cpu"
     boot: int = 0  #: the broker process's number, see :class:`broker.protocol.Welcome`
-    store: str = ""  #: the disk store's folder; "": there is none
+    store: str = ""  #: for :func:`adapters.store.open_store`; "": there is none
 
 
 encode = msgspec.json.Encoder().encode

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,8 +20,8 @@ import uvloop
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Payload, body_fields, find_nonfinite, pack, pack_wait, unpack
-from adapters.disk import DiskStore
 from adapters.handle import AdapterError, ArenaFull, Chunk, Unreachable
+from adapters.store import open_store
 from broker.abroad import Abroad
 from broker.protocol import (
     VERSION,
@@ -69,15 +68,13 @@ class WorkerProcess:
         self.settings = settings
         self.engine = engine
         self.stage = settings.pipeline.stages[settings.stage]
-        self.arena = SharedMemory(
-            settings.run, store=DiskStore(Path(settings.store)) if settings.store else None
-        )
+        self.arena = SharedMemory(settings.run, store=open_store(settings.store) if settings.store else None)
         self.abroad = Abroad(settings.run, self.arena)
         self.session = EngineSession(settings.boot)
         self.running: dict[tuple[int, int, int], Running] = {}  #: by (request, stage, attempt)
         self.draining = False
         self._order = settings.pipeline.order()
-        self._durable = bool(settings.store) and settings.pipeline.durable(settings.stage)
+        self._kept = settings.pipeline.kept(settings.stage) if settings.store else {}
         self._started = False
         self._byes = 0  #: not answered yet
         self._leaving = False  #: the last Bye is under way
@@ -336,15 +333,15 @@ class WorkerProcess:
 
     async def _pack(self, running: Running, payload: Payload) -> Chunk:
         name = running.assign.name
-        if self._durable and name:
-            return await pack_wait(payload, running.seq, self.arena, name=name, durable=True)
+        if any(self._kept.values()) and name:
+            return await pack_wait(payload, running.seq, self.arena, name=name, **self._kept)
         try:
             return pack(payload, running.seq, self.arena)
         except ArenaFull:
             return await pack_wait(payload, running.seq, self.arena, name=name)
 
     def _drop_copies(self, checkpoint: Chunk | None) -> None:
-        """A checkpoint that nobody will ask for: its copies on disk would stay until the request's end."""
+        """A checkpoint that nobody will ask for: its copies would stay until the request's end."""
         for handle in checkpoint.handles if checkpoint is not None else ():
             if handle.copy and self.arena.store is not None:
                 self.arena.store.unlink(handle.copy)

@@ -119,7 +119,7 @@ class Connected(Message):
     pipelines: list[Pipeline]
     beat_s: float = 1.0
     boot: int = 0  #: differs for each broker process, also where ``run`` stays the same
-    store: str = ""  #: the folder of the broker's disk store; "": there is none
+    store: str = ""  #: the broker's, for :func:`adapters.store.open_store`; "": there is none
     shm_host: str = ""  #: the broker's; on any other, the folder is another one
 
 
