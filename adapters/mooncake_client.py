@@ -122,6 +122,14 @@ class Address(msgspec.Struct, frozen=True):
         return host.strip("[]"), int(port)
 
 
+def adapted(text: str, **fields: Any) -> str:
+    """An address with other values in these fields. Raises ValueError for one that is none of Mooncake's."""
+    if not text.startswith("mooncake://"):
+        raise ValueError("this broker keeps nothing in Mooncake; start it with --store mooncake")
+    address = Address.parse(text)
+    return str(Address.parse(str(msgspec.structs.replace(address, **fields))))
+
+
 def in_words(code: int) -> str:
     """What a call's result means."""
     return f"{CODES.get(code, 'unknown error')} (Mooncake's code {code})"

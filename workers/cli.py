@@ -54,6 +54,16 @@ def worker(  # noqa: PLR0917 - the options of a command line
             dir_okay=False,
         ),
     ] = None,
+    mooncake_master: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT of the broker's Mooncake master, where it has another address from here."
+        ),
+    ] = None,
+    mooncake_transfer_buffer_size: Annotated[
+        int | None,
+        typer.Option(help="MiB for tensors on their way to and from Mooncake. Default: the broker's.", min=1),
+    ] = None,
     log_level: Annotated[str, typer.Option(help=f"{', '.join(LEVELS)}.", callback=_level)] = "INFO",
     stop_with_stdin: Annotated[
         bool, typer.Option("--stop-with-stdin", help="Leave when standard input ends.", hidden=True)
@@ -72,9 +82,13 @@ def worker(  # noqa: PLR0917 - the options of a command line
         leave_with_stdin()
     if keys is not None:
         os.environ["OMNI_KEYS"] = str(keys.absolute())  # the engine's process needs them too
+    given = {"master": mooncake_master, "buffer_mib": mooncake_transfer_buffer_size}
+    mooncake = {name: value for name, value in given.items() if value is not None}
     logging.basicConfig(level=log_level, format="%(message)s", stream=sys.stderr)
     try:
-        guardian = Guardian(stage, pipeline, broker, device, drain_s=drain_s, health=health_file)
+        guardian = Guardian(
+            stage, pipeline, broker, device, drain_s=drain_s, health=health_file, mooncake=mooncake
+        )
         asyncio.run(guardian.run(patience))
     except (GuardianError, AddressError) as error:
         typer.echo(f"omni-worker: {error}", err=True)

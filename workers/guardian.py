@@ -17,6 +17,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from adapters.mooncake_client import adapted
 from adapters.process import describe_exit, dies_with_parent, end_group, python
 from broker.address import cure, endpoints
 from broker.protocol import (
@@ -78,6 +79,8 @@ class Guardian:
         address: The broker's, or None for the run folder.
         device: What the engine runs on, for example "cpu" or "cuda:0".
         drain_s: How long the engine may take to finish what it holds when it is to leave.
+        mooncake: How this host uses the broker's Mooncake, where that differs: fields of
+            :class:`adapters.mooncake_client.Address`.
         health: A file that says how the worker is, see :class:`workers.health.HealthFile`.
     """
 
@@ -90,11 +93,13 @@ class Guardian:
         *,
         drain_s: float = DRAIN_S,
         health: Path | None = None,
+        mooncake: dict[str, Any] | None = None,
     ) -> None:
         self.stage = stage
         self.pipeline = pipeline
         self.device = device
         self._drain_s = drain_s
+        self._mooncake = mooncake or {}
         self._health = None if health is None else HealthFile(health)
         self._heard = 0.0  #: the broker's last beat
         self._ready: list[Peer] = []  #: our engines that were ready then
@@ -236,7 +241,7 @@ class Guardian:
             self.stage,
             self.device,
             welcome.boot,
-            welcome.store,
+            self._store(welcome.store),
         )
         process = await asyncio.create_subprocess_exec(
             *python("workers.worker"), stdin=PIPE, stderr=PIPE, preexec_fn=dies_with_parent(new_group=True)
@@ -246,6 +251,13 @@ class Guardian:
         process.stdin.write(config.encode(settings))
         process.stdin.close()
         return engine
+
+    def _store(self, text: str) -> str:
+        """The broker's store, as it is reached from here. Raises GuardianError."""
+        try:
+            return adapted(text, **self._mooncake) if self._mooncake else text
+        except ValueError as error:
+            raise GuardianError(str(error)) from None
 
     async def _watch(self, engine: Engine) -> str:
         """Until the engine's process is gone; gives the cause of its death."""

@@ -14,10 +14,13 @@ from typing import Any
 
 import msgspec
 
-from adapters.disk import DiskStore
-from adapters.handle import LANDED, BlockId, Chunk, Handle, Landed, Unreachable
+from adapters.handle import LANDED, BadHandle, BlockId, Chunk, Handle, Landed, Unreachable
 from adapters.host import host_of
 from adapters.net.fetch import Fetcher
+from adapters.store import Store
+
+COPY_AFTER_S = 3.0  #: a block with a copy in Mooncake is waited for so long, and for its bytes at
+SLOWEST = 20e6  #: so many a second
 
 
 class Landing:
@@ -26,10 +29,10 @@ class Landing:
     Args:
         host: Ours, as :func:`adapters.host.this_host` gives it.
         fetcher: What pulls; None where the run has one host only.
-        store: The disk store of this process, whose files need no landing.
+        store: This process's. A disk store's files need no landing; what lies in Mooncake comes from there.
     """
 
-    def __init__(self, host: str, fetcher: Fetcher | None, *, store: DiskStore | None = None) -> None:
+    def __init__(self, host: str, fetcher: Fetcher | None, *, store: Store | None = None) -> None:
         self.host = host
         self.fetcher = fetcher
         self._store = store
@@ -43,16 +46,14 @@ class Landing:
 
         ``released`` is called for each foreign block as soon as its bytes are here, and for all blocks of the
         chunk if this raises or is cancelled; in either case once for each. Raises what
-        :meth:`adapters.net.fetch.Fetcher.fetch` does.
+        :meth:`adapters.net.fetch.Fetcher.fetch` and :meth:`adapters.store.Store.read` do.
         """
         waiting = {index: handle.block for index, handle in enumerate(chunk.handles)}
 
         async def one(index: int, handle: Handle) -> Handle:
             if not self._is_foreign(handle):
                 return handle
-            if self.fetcher is None:
-                raise Unreachable(f"{handle.block.place} lies on another host, and this process fetches none")
-            data = await self.fetcher.fetch(handle, transport)
+            data = await self._bytes(handle, "auto" if transport == "mooncake" else transport)
             released(waiting.pop(index))
             return landed(handle, data)
 
@@ -68,11 +69,34 @@ class Landing:
             raise
         return msgspec.structs.replace(chunk, handles=list(handles))
 
+    async def _bytes(self, handle: Handle, transport: str) -> Any:
+        if handle.transport == "mooncake":
+            return await self._stored(handle.block.place, handle.nbytes)
+        copied = bool(handle.copy) and self._store is not None and self._store.transport == "mooncake"
+        try:
+            async with asyncio.timeout(COPY_AFTER_S + handle.nbytes / SLOWEST if copied else None):
+                if self.fetcher is not None:
+                    return await self.fetcher.fetch(handle, transport)
+            raise Unreachable(f"{handle.block.place} lies on another host, and this process fetches none")
+        except (TimeoutError, BadHandle, Unreachable):
+            if not copied:
+                raise
+        return await self._stored(handle.copy, handle.nbytes)
+
+    async def _stored(self, place: str, nbytes: int) -> bytes:
+        store = self._store
+        if store is None:
+            raise BadHandle(f"{place[:120]!r} lies in Mooncake, and this process has none")
+        return await store.on_thread(lambda: store.read(place, nbytes), lambda data: None)
+
     def _is_foreign(self, handle: Handle) -> bool:
+        if handle.transport == "mooncake":
+            return True
         if host_of(handle.block.place) in ("", self.host):
             return False
         # It may be in our own store: the block was in our memory, before this machine was restarted.
-        return self._store is None or not self._store.has(handle.file)
+        store = self._store
+        return store is None or store.transport != "disk" or not store.has(handle.file)
 
 
 def landed(handle: Handle, data: Any) -> Landed:

@@ -11,6 +11,7 @@ from broker.commands import doors
 from broker.commands.bounds import with_gateway_settings
 from broker.commands.common import USAGE, say
 from broker.commands.doors import API_KEY_VARIABLE
+from broker.commands.stores import STORES
 
 PLACEMENTS = ("local", "ray")
 CHECKPOINTS = ("none", "memory", "disk")
@@ -32,6 +33,12 @@ def _checkpoint(text: str | None) -> str | None:
 def _placement(text: str) -> str:
     if text not in PLACEMENTS:
         raise typer.BadParameter(f"one of {', '.join(PLACEMENTS)}")
+    return text
+
+
+def _store(text: str) -> str:
+    if text not in STORES:
+        raise typer.BadParameter(f"one of {', '.join(STORES)}")
     return text
 
 
@@ -85,6 +92,34 @@ def start(  # noqa: PLR0917 - the options of a command line
         float,
         typer.Option(help="Seconds of the journal that a power cut may lose; 0: none, and slower.", min=0),
     ] = 1.0,
+    store: Annotated[
+        str,
+        typer.Option(
+            help="Where edges with `checkpoint: disk` have their copies, and tensors go for which memory has "
+            "no room: disk (this machine's) or mooncake (other hosts' memory, see docs/mooncake.md).",
+            callback=_store,
+        ),
+    ] = "disk",
+    mooncake_master: Annotated[
+        str | None, typer.Option(help="HOST:PORT of Mooncake's master.", envvar="OMNI_MOONCAKE_MASTER")
+    ] = None,
+    mooncake_metadata: Annotated[
+        str | None,
+        typer.Option(
+            help="Where Mooncake's processes find each other. Default: P2PHANDSHAKE, by themselves."
+        ),
+    ] = None,
+    mooncake_transfer_buffer_size: Annotated[
+        int | None,
+        typer.Option(
+            help="MiB in each process for tensors on their way to and from Mooncake; none may be larger. "
+            "Default: 64.",
+            min=1,
+        ),
+    ] = None,
+    mooncake_replicas: Annotated[
+        int | None, typer.Option(help="On how many hosts each tensor lies. Default: 2.", min=1)
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -140,6 +175,7 @@ def start(  # noqa: PLR0917 - the options of a command line
         run_dir,
         state_dir,
     )
+    from broker.commands.stores import check_transports, store_address
     from broker.gateway.keys import ApiKeysError
     from broker.gateway.settings import Settings as GatewaySettings
     from broker.gateway.settings import SettingsError
@@ -157,6 +193,13 @@ def start(  # noqa: PLR0917 - the options of a command line
         doors.check_listen(listen)
         if placement == "ray":
             doors.check_ray(listen)
+        where_kept = store_address(
+            store,
+            mooncake_master,
+            metadata=mooncake_metadata,
+            buffer_mib=mooncake_transfer_buffer_size,
+            replicas=mooncake_replicas,
+        )
         settings = Settings(
             pipelines=[
                 loaded.with_checkpoint(checkpoint) if checkpoint else loaded  # type: ignore[arg-type]
@@ -178,8 +221,10 @@ def start(  # noqa: PLR0917 - the options of a command line
             run_dir=make_run_dir(run_dir()),
             state_dir=make_state_dir(state_dir()) if journal else None,
             sync_s=sync,
+            store=where_kept,
             log_level=log_level,
         )
+        check_transports(settings.pipelines, where_kept)
         check_room()
         if workers and placement == "local":
             for loaded in settings.pipelines:
