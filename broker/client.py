@@ -11,35 +11,32 @@ import asyncio
 import itertools
 import math
 import secrets
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
 
 from adapters.chunk import Chunk, Payload
-from adapters.handle import AdapterError
-from broker.address import cure, endpoints
+from adapters.handle import AdapterError, BlockId, Unreachable, blocks_of
+from broker.address import AddressError, cure, endpoints
 from broker.lending import Lending
+from broker.open_requests import OpenRequests
 from broker.protocol import (
-    VERSION,
     Abort,
-    Accepted,
     Attach,
-    Attached,
     Beat,
     Busy,
     Bye,
-    Connect,
     Connected,
-    Ended,
     Error,
     Forget,
     Free,
+    Hosts,
     Inspect,
     Letters,
     Message,
     Output,
-    Refused,
     Reject,
     Report,
     Submit,
@@ -48,6 +45,7 @@ from broker.protocol import (
     new_peer,
 )
 from broker.questions import Question, Questions
+from broker.serving import data_address
 from broker.session import Session
 from broker.stream import BrokerError, BrokerGone, RequestStream
 from broker.wire import Connection
@@ -68,20 +66,25 @@ class Client:
         address: ``ipc:///folder``, ``tcp://host:port``, or None for the run folder.
         kind: "gateway", "api" or "cli"; for people who read ``omni-broker status``.
         patience_s: How long open requests wait for a silent broker before they fail.
+        data_host: Where other hosts read tensors that are lent here, see :func:`broker.serving.data_address`.
     """
 
     def __init__(
-        self, address: str | None = None, *, kind: str = "api", patience_s: float = PATIENCE_S
+        self,
+        address: str | None = None,
+        *,
+        kind: str = "api",
+        patience_s: float = PATIENCE_S,
+        data_host: str | None = None,
     ) -> None:
         self.pipelines: dict[str, Pipeline] = {}  #: what the broker serves, known after :meth:`connect`
         self.busy: dict[str, float] = {}  #: pipeline that takes nothing now -> seconds until another try
-        self._kind = kind
         self._patience_s = patience_s
         self._endpoint = endpoints(address).clients
         self._tags = itertools.count(1)
-        self._streams: dict[int, RequestStream] = {}
+        self._streams = OpenRequests(self._limits)
         self._questions = Questions()
-        self._lending = Lending()
+        self._lending = Lending(kind, data_address(self._endpoint, data_host))
         self._session: Session
         self._introducing: Literal["", "introduce", "gone"] = ""
         self._beat_s = 1.0
@@ -90,17 +93,15 @@ class Client:
         self._connected: asyncio.Future[None]
         self._beating: asyncio.Task[None] | None = None
         self._handlers: dict[type[Message], Any] = {
+            **self._streams.handlers,
             Output: self._on_output,
-            Accepted: self._on_accepted,
-            Attached: self._on_attached,
-            Ended: self._on_ended,
-            Refused: self._on_refused,
             Free: self._on_free,
             Report: self._questions.answer,
             Busy: self._on_busy,
             Connected: self._on_connected,
             Reject: self._on_reject,
             Who: self._on_who,
+            Hosts: self._lending.learn,
         }
 
     async def __aenter__(self) -> Self:
@@ -119,7 +120,7 @@ class Client:
         self._connection = Connection(
             self._endpoint, new_peer("c"), decode_to_client, self._on_message, self._session.released
         )
-        self._connection.post(Connect(VERSION, self._kind))
+        self._connection.post(self._lending.connect())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._connected
@@ -186,6 +187,8 @@ class Client:
             tag, pipeline, outputs, chunks, raw, has or [], seed, priority, deadline_s, tenant,
             name, {}, stored, call, keep_s,
         )  # fmt: skip
+        if self._lending.untold:
+            self._tell_arena()
         for chunk in itertools.chain.from_iterable(chunks.values()):
             self._session.lend(chunk.handles)
         stream = RequestStream(self, message, self._limits(pipeline))
@@ -263,6 +266,16 @@ class Client:
 
     # --- for the streams
 
+    async def land(self, chunk: Chunk) -> tuple[Chunk, list[BlockId]]:
+        """See :meth:`broker.lending.Lending.land`; raises BrokerError when the tensors are out of reach."""
+        try:
+            return await self._lending.land(chunk)
+        except Unreachable as error:
+            message = f"an output can't be read: {error}"
+            raise BrokerError(Error("unreachable", message, 503, retry_after_s=1.0)) from error
+        except (AdapterError, AddressError) as error:
+            raise BrokerError(Error("bad_output", f"an output can't be read: {error}")) from error
+
     def unpack(self, chunk: Chunk) -> Payload:
         """A chunk's payload; raises BrokerError when it can't be read."""
         try:
@@ -270,9 +283,10 @@ class Client:
         except AdapterError as error:
             raise BrokerError(Error("bad_output", f"an output can't be read: {error}")) from error
 
-    def release(self, chunk: Chunk) -> None:
-        """A chunk that nobody will unpack."""
-        self._connection.release(chunk)
+    def release(self, blocks: Iterable[BlockId]) -> None:
+        """Nobody here looks at these any longer."""
+        for block in blocks:
+            self._connection.released(block)
 
     def post(self, message: Message) -> None:
         """Something about a request for the broker."""
@@ -295,28 +309,8 @@ class Client:
         chunk = message.chunk
         if chunk.handles:
             self._session.received(chunk.handles)
-        stream = self._streams.get(message.tag)
-        if stream is None or not stream.push(message.output, chunk):
-            self.release(chunk)
-
-    def _on_accepted(self, message: Accepted) -> None:
-        if (stream := self._streams.get(message.tag)) is not None:
-            stream.accept(message.request)
-
-    def _on_attached(self, message: Attached) -> None:
-        stream = self._streams.get(message.tag)
-        if stream is not None:
-            limits = self._limits(message.pipeline)
-            stream.attached(message.pipeline, message.outputs, message.call, limits)
-        self._on_accepted(Accepted(message.tag, message.request))
-
-    def _on_ended(self, message: Ended) -> None:
-        stream = self._streams.get(message.tag)
-        if stream is not None and not stream.ended:  # a second introduction asks for a second end
-            stream.end(BrokerError(message.error) if message.error else None, message.timings)
-
-    def _on_refused(self, message: Refused) -> None:
-        self._fail(message.tag, BrokerError(message.error))
+        if not self._streams.push(message):
+            self.release(blocks_of(chunk))
 
     def _on_free(self, message: Free) -> None:
         self._session.freed(message.blocks)
@@ -329,22 +323,12 @@ class Client:
             self.busy.pop(message.pipeline, None)
 
     def _on_reject(self, message: Reject) -> None:
-        error = BrokerError(Error("rejected", message.reason, 503))
+        self._give_up(BrokerError(Error("rejected", message.reason, 503)))
+
+    def _give_up(self, error: BrokerError) -> None:
         if not self._connected.done():
             self._connected.set_exception(error)
-        self._fail_all(error)
-
-    def _fail(self, tag: int, error: BrokerError) -> None:
-        stream = self._streams.pop(tag, None)
-        if stream is not None and not stream.ended:
-            stream.end(error, [])
-            if not stream.opened.done():
-                stream.opened.set_exception(error)
-
-    def _fail_all(self, error: BrokerError) -> None:
-        for tag, stream in list(self._streams.items()):
-            if not stream.ended:
-                self._fail(tag, error)
+        self._streams.fail_all(error)
 
     # --- a broker that comes back
 
@@ -357,7 +341,7 @@ class Client:
             self._introducing = act
         self.busy.clear()
         met = self._session.boot if self._introducing == "introduce" and self._lending.run else 0
-        self._connection.restart([Connect(VERSION, self._kind, met=met)])  # our arena may be another run's
+        self._connection.restart([self._lending.connect(met=met)])  # our arena may be another run's
 
     def _on_connected(self, message: Connected) -> None:
         if self._introducing or not self._session.boot:
@@ -368,7 +352,11 @@ class Client:
         lost = self._lending.run not in ("", message.run)
         if lost or act == "gone" or not self._lending.run:
             self._session.begin_anew()
-            self._lending.begin(message.run, message.store)
+            try:
+                self._lending.begin(message)
+            except (AdapterError, AddressError) as error:
+                self._give_up(BrokerError(Error("no_data_server", str(error), 503)))
+                return
             self._tell_arena()
         if act:
             self._reopen(act, lost=lost)
@@ -376,7 +364,7 @@ class Client:
             self._connected.set_result(None)
 
     def _tell_arena(self) -> None:
-        self._connection.post(Connect(VERSION, self._kind, self._lending.prefix, self._session.boot))
+        self._connection.post(self._lending.connect(arena=True, met=self._session.boot))
 
     def _reopen(self, act: Literal["introduce", "gone"], *, lost: bool) -> None:
         known = act == "introduce" and not lost
@@ -387,7 +375,9 @@ class Client:
                 continue
             opening = stream.reopen() if known else stream.resubmit() if lost else stream.reattach()
             if opening is None:
-                self._fail(tag, BrokerGone("the broker was restarted, and does not know this request"))
+                self._streams.fail(
+                    tag, BrokerGone("the broker was restarted, and does not know this request")
+                )
             else:
                 self._connection.post(opening)
         if known:
@@ -401,4 +391,4 @@ class Client:
             self._silent_s += self._beat_s
             self._connection.post(Beat())
             if self._silent_s > self._patience_s:
-                self._fail_all(BrokerGone(f"the broker at {self._endpoint} does not answer"))
+                self._streams.fail_all(BrokerGone(f"the broker at {self._endpoint} does not answer"))

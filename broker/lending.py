@@ -1,6 +1,6 @@
 """A client's shared memory: the arena that it lends tensors from, and those of lives that are over.
 
-No wire: whoever owns this tells the broker, and hears from it when blocks come back.
+No wire to the broker: whoever owns this tells it, and hears from it when blocks come back.
 """
 
 from __future__ import annotations
@@ -10,17 +10,31 @@ from collections.abc import Callable, Iterable
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, Payload, pack_wait, unpack
-from adapters.handle import BlockId
+from adapters.handle import AdapterError, BlockId
 from adapters.store import Store, open_store
 from adapters.sweep import sweep
+from broker.abroad import Abroad
+from broker.address import AddressError
+from broker.protocol import VERSION, Connect, Connected, Hosts
+from broker.serving import Serving, store_here
 from pipelines.graph import Pipeline
 
 
 class Lending:
-    """What a client has lent. Nothing works before the first :meth:`begin`."""
+    """What a client has lent. Nothing works before the first :meth:`begin`.
 
-    def __init__(self) -> None:
+    Args:
+        kind: The client's. A gateway serves other hosts from the start, what an earlier one has lent too; all
+            others as soon as they lend something.
+        data_address: Where, see :func:`broker.serving.data_address`.
+    """
+
+    def __init__(self, kind: str, data_address: str | None) -> None:
         self.run = ""  #: whose arena it is; "": there is none yet
+        self._kind = kind
+        self._serving = Serving(data_address)
+        self._told: list[str] = []
+        self._abroad: Abroad
         self._arena: SharedMemory
         self._store: Store | None = None
         self._old: list[SharedMemory] = []  #: the broker gave us up, and reaps them itself
@@ -30,11 +44,21 @@ class Lending:
         """The arena's, for the broker; "" without one."""
         return self._arena.prefix if self.run else ""
 
-    def begin(self, run: str, store: str) -> None:
-        """A fresh arena of a run, with this store (see :func:`adapters.store.open_store`; "": none).
+    def connect(self, *, arena: bool = False, met: int = 0) -> Connect:
+        """Who we are, for the broker; with ``arena`` also where our memory is."""
+        serving, prefix = self._serving, self.prefix if arena else ""
+        self._told = serving.data
+        return Connect(VERSION, self._kind, prefix, met, serving.host, serving.store_host, serving.data)
+
+    def begin(self, broker: Connected) -> None:
+        """A fresh arena for the run of a broker that has answered.
 
         What was lent from the one before is a dead run's, or the broker removes it when nobody needs it.
+        Raises AdapterError where it has to serve other hosts and can't.
         """
+        run, store = broker.run, store_here(broker.store, broker.shm_host, broker.run)
+        if self.run:
+            self._abroad.close()
         if self.run and self.run != run:
             self._arena.close()
         elif self.run:
@@ -46,6 +70,21 @@ class Lending:
         if self._store is None and store:
             self._store = open_store(store)
         self._arena = SharedMemory(run, store=self._store)
+        self._abroad = Abroad(run, self._arena)
+        if self._kind == "gateway" or self._serving.data:
+            self._serve()
+
+    @property
+    def untold(self) -> bool:
+        """Whether the broker has yet to hear where what is lent can be read; :meth:`connect` says so."""
+        return self._serving.data != self._told
+
+    def _serve(self) -> None:
+        """Makes sure that what is lent can be read on other hosts."""
+        try:
+            self._serving.begin(self.run, self._store)
+        except AddressError as error:
+            raise AdapterError(str(error)) from None
 
     async def pack(
         self, given: dict[str, list[Payload]], name: str, pipeline: Pipeline | None
@@ -68,6 +107,8 @@ class Lending:
                 for seq, payload in enumerate(payloads):
                     last = seq == len(payloads) - 1
                     chunks.append(await pack_wait(payload, seq, arena, last=last, name=name, **kept))
+                    if chunks[-1].handles:
+                        self._serve()
         except BaseException:
             for chunk in itertools.chain.from_iterable(packed.values()):
                 _take_back(chunk, arena)
@@ -78,6 +119,21 @@ class Lending:
         """A chunk's payload; see :func:`adapters.chunk.unpack`."""
         return unpack(chunk, self._arena, released)
 
+    def learn(self, message: Hosts) -> None:
+        """The broker says where others' memory can be read."""
+        if self.run:
+            self._abroad.learn(message)
+
+    async def land(self, chunk: Chunk) -> tuple[Chunk, list[BlockId]]:
+        """A chunk with its tensors here, and the blocks on other hosts that it needs no longer.
+
+        Raises AdapterError or AddressError; then it still needs all of them.
+        """
+        if not self._abroad.foreign(chunk):
+            return chunk, []
+        gone: list[BlockId] = []
+        return await self._abroad.land(chunk, gone.append), gone
+
     def free(self, blocks: Iterable[BlockId]) -> None:
         """The broker gives these back."""
         for block in blocks if self.run else ():
@@ -85,6 +141,9 @@ class Lending:
 
     def leave(self) -> None:
         """Ends our part: what others need stays, unless there is no broker any more to remove it."""
+        self._serving.close()
+        if self.run:
+            self._abroad.close()
         arenas = [*self._old, self._arena] if self.run else []
         stays = [arena.leave() for arena in arenas]
         if any(stays):

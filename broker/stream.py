@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from adapters.chunk import Chunk, Payload
+from adapters.handle import blocks_of
 from broker.protocol import Abort, Attach, Error, Forget, Submit, Timing
 from broker.receiving import Receiving
 from pipelines.graph import Limits
@@ -61,6 +62,19 @@ class RequestStream(Receiving):
         return self
 
     async def __anext__(self) -> tuple[str, Payload]:
+        while True:
+            await self._until_one_waits()
+            first = self.waiting[0]
+            chunk, gone = await self._client.land(first[1])
+            if self.waiting and self.waiting[0] is first:  # else it was dropped while it was on its way
+                break
+        output, _, taken = self.take()
+        self._client.release(gone)
+        if taken is not None:
+            self._client.post(taken)
+        return output, self._client.unpack(chunk)
+
+    async def _until_one_waits(self) -> None:
         while not self.waiting:
             if self.ended:
                 if self._error is not None:
@@ -74,10 +88,6 @@ class RequestStream(Receiving):
                 raise StopAsyncIteration
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
-        output, chunk, taken = self.take()
-        if taken is not None:
-            self._client.post(taken)
-        return output, self._client.unpack(chunk)
 
     # --- its end
 
@@ -118,7 +128,7 @@ class RequestStream(Receiving):
 
     def _drop_waiting(self) -> None:
         while self.waiting:
-            self._client.release(self.waiting.popleft()[1])
+            self._client.release(blocks_of(self.waiting.popleft()[1]))
 
     # --- for the client
 
