@@ -1,0 +1,103 @@
+"""A Ray cluster on this machine: a head that holds no worker, and nodes that can be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.house import House, free_port
+from tests.leftovers import processes_of, until
+
+START_S = 60.0
+STOP_S = 10.0
+#: Ray's settings: a lost node is noticed within two seconds, not fifteen; and nobody is told of this cluster
+QUICK = {
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "2",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_MEMORY_MONITOR": "1",
+}
+MEMORY = ("--object-store-memory", "80000000")  #: nothing goes through it
+
+
+class Cluster:
+    """The processes of Ray. Each node's, with all that they start, have its folder in their environment.
+
+    Args:
+        home: The house whose folders workers on the nodes use.
+    """
+
+    def __init__(self, home: House) -> None:
+        self._home = home
+        self.address = f"127.0.0.1:{free_port()}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def _ray(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+        environment = {**self._home.env, **QUICK, "OMNI_TEST_NODE": str(self.folder(name))}
+        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address"]
+        with (self._home.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*command, "127.0.0.1", *MEMORY, *options], env=environment, stdout=log, stderr=log
+            )
+        self._processes.append(process)
+        return process
+
+    def start(self) -> None:
+        """The head, which is up when something listens at its address."""
+        port = self.address.rpartition(":")[2]
+        where = ("--port", port, "--temp-dir", str(self._home.folder / "ray"))
+        self._ray("head", "--head", *where, "--num-cpus", "0", "--include-dashboard", "false")
+        until(lambda: "Ray runtime started" in self.log("head"), "the head to start", START_S)
+
+    def add(self, name: str, cpus: int) -> None:
+        """One more node. It joins by and by."""
+        self._ray(name, "--address", self.address, "--num-cpus", str(cpus))
+
+    def lose(self, name: str) -> None:
+        """SIGKILL to all that runs on a node."""
+        for pid in processes_of(self.folder(name)):
+            os.kill(pid, signal.SIGKILL)
+
+    def node_of(self, pid: int) -> str:
+        """The node that a process is on."""
+        (name,) = (one for one in ("one", "two") if pid in processes_of(self.folder(one)))
+        return name
+
+    def folder(self, name: str) -> Path:
+        """Stands for a node; it need not exist."""
+        return self._home.folder / "nodes" / name
+
+    def log(self, name: str) -> str:
+        """What `ray start` has said."""
+        return (self._home.folder / f"{name}.log").read_text()
+
+    def stop(self) -> None:
+        """Ends all of it."""
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for pid in processes_of(self._home.folder / "nodes"):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def cluster(home: House) -> Iterator[Cluster]:
+    """A running head."""
+    made = Cluster(home)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
