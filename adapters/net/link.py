@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
 
 from adapters.handle import AdapterError, BadHandle, Handle
 from adapters.net.secure import Secure
-from adapters.net.wire import PIECE, WINDOW, Answer, Piece, Refused, Want, decode_answer, dial, encode
+from adapters.net.wire import (
+    PIECE,
+    WINDOW,
+    Answer,
+    Lend,
+    Piece,
+    Refused,
+    Ticket,
+    Want,
+    decode_answer,
+    dial,
+    encode,
+)
 
 SILENCE_S = 3.0  #: a server that owes us something and sends nothing for so long is taken for gone
 READ_LIMIT = 8  #: answers per wake-up, so that others get their turn on the loop
@@ -49,8 +61,7 @@ class _Pull:
         self.asked = target.here
 
     def fail(self, error: AdapterError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
+        _fail(self.done, error)
 
 
 class _Asked(NamedTuple):
@@ -64,7 +75,7 @@ class Link:
 
     Args:
         context: Whose IO thread moves the bytes.
-        address: ``zmq://IP:PORT``.
+        address: ``IP:PORT``.
         run: The run's nonce.
         secure: The keys, if there are any.
         silence_s: See :data:`SILENCE_S`.
@@ -85,6 +96,7 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._pulls: deque[_Pull] = deque()  #: with pieces that were not asked for; whose turn it is, first
         self._asked: dict[int, _Asked] = {}
+        self._tickets: dict[int, asyncio.Future[Ticket]] = {}
         self._number = 0
         self._heard = 0.0
         self._watch: asyncio.TimerHandle | None = None
@@ -103,8 +115,7 @@ class Link:
         if self.closed:
             raise Silent(f"{self.address}: given up")
         pull = _Pull(handle, target, self._loop.create_future())
-        if not self._asked:
-            self._heard = self._loop.time()
+        self._begin()
         self._pulls.append(pull)
         self._ask()
         try:
@@ -112,6 +123,24 @@ class Link:
         finally:
             if pull in self._pulls:
                 self._pulls.remove(pull)
+
+    async def ticket(self, handle: Handle) -> Ticket:
+        """Asks for one (:mod:`adapters.net.movers`). Raises as :meth:`pull` does."""
+        if self.closed:
+            raise Silent(f"{self.address}: given up")
+        self._begin()
+        self._number += 1
+        number, asked = self._number, self._loop.create_future()
+        try:
+            self._socket.send(encode(Lend(number, self._run, handle)), zmq.NOBLOCK)
+        except zmq.Again:
+            raise Silent(f"{self.address}: no connection yet") from None
+        self._tickets[number] = asked
+        self._ask()
+        try:
+            return await asked
+        finally:
+            self._tickets.pop(number, None)
 
     def close(self, reason: str = "closed") -> None:
         """Ends the connection; pulls on their way end with :class:`Silent`. Idempotent."""
@@ -128,9 +157,19 @@ class Link:
         error = Silent(f"{self.address}: {reason}")
         for pull in [asked.pull for asked in self._asked.values()] + list(self._pulls):
             pull.fail(error)
+        for ticket in self._tickets.values():
+            _fail(ticket, error)
         self._asked = {}
 
     # --- asking
+
+    def _begin(self) -> None:
+        if not self._owed():
+            self._heard = self._loop.time()
+
+    def _owed(self) -> bool:
+        """Whether the server has to say something."""
+        return bool(self._asked or self._pulls or self._tickets)
 
     def _ask(self) -> None:
         while self._pulls and len(self._asked) < WINDOW:
@@ -151,7 +190,7 @@ class Link:
                 self._pulls.popleft()
             else:
                 self._pulls.rotate(-1)
-        if self._watch is None and (self._asked or self._pulls):
+        if self._watch is None and self._owed():
             self._watch = self._loop.call_later(self._silence_s, self._look)
         self._poke()
 
@@ -159,7 +198,7 @@ class Link:
         """Whether the server still answers."""
         self._watch = None
         self._read()  # it may be us who are late
-        if self.closed or not (self._asked or self._pulls):
+        if self.closed or not self._owed():
             return
         left = self._heard + self._silence_s - self._loop.time()
         if left <= 0:
@@ -201,9 +240,16 @@ class Link:
             self._take(asked)
         while self._socket.getsockopt(zmq.RCVMORE):
             self._socket.recv(zmq.NOBLOCK, copy=False)
-        if isinstance(answer, Refused) and asked is not None:
-            kind = BadHandle if answer.final else Silent
-            asked.pull.fail(kind(f"{self.address}: {answer.reason}"))
+        ticket = self._tickets.get(answer.number) if isinstance(answer, Ticket | Refused) else None
+        if isinstance(answer, Refused):
+            error = (BadHandle if answer.final else Silent)(f"{self.address}: {answer.reason}")
+            if asked is not None:
+                asked.pull.fail(error)
+            elif ticket is not None:
+                _fail(ticket, error)
+        elif isinstance(answer, Ticket):
+            if ticket is not None and not ticket.done():
+                ticket.set_result(answer)
         elif answer is None:
             self.close("it speaks another language")
 
@@ -222,6 +268,11 @@ class Link:
         target.here += nbytes
         if target.here == pull.handle.nbytes:
             pull.done.set_result(None)
+
+
+def _fail(future: asyncio.Future[Any], error: AdapterError) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _readable(socket: zmq.Socket[bytes]) -> bool:

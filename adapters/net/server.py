@@ -22,8 +22,21 @@ import zmq
 
 from adapters import tensor
 from adapters.handle import AdapterError, BadHandle, Handle
+from adapters.net.movers import Lender, has_ucx
 from adapters.net.secure import Door, Secure
-from adapters.net.wire import PIECE, Answer, Piece, Refused, Wait, Want, decode_question, encode, listen
+from adapters.net.wire import (
+    PIECE,
+    Answer,
+    Lend,
+    Piece,
+    Refused,
+    Ticket,
+    Wait,
+    Want,
+    decode_question,
+    encode,
+    listen,
+)
 from adapters.reader import Reader
 
 BURST = 64  #: questions that are answered before the other sockets are looked at
@@ -72,6 +85,7 @@ class DataServer:
         self._read: deque[tuple[tuple[str, int], bytes | BadHandle]] = deque()
         self._waiting = 0
         self._closing = False
+        self._lender: Lender | None = None
         try:
             if secure is not None:
                 self._door = Door(self._context, secure)
@@ -82,6 +96,9 @@ class DataServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         host = f"[{address}]" if ":" in address else address
         self.addresses = [f"zmq://{host}:{port}"]  #: what the book has of us
+        if has_ucx():
+            self.addresses.append(f"ucx://{host}:{port}")  # where to ask for tickets
+            self._threads.submit(self._start_ucx)
         self._thread = threading.Thread(target=self._serve, name="data-server", daemon=True)
         self._thread.start()
 
@@ -93,8 +110,19 @@ class DataServer:
         os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._threads.shutdown()
+        if self._lender is not None:
+            self._lender.close()
         self._context.destroy(linger=0)
         os.close(self._wake)
+
+    def _start_ucx(self) -> None:
+        """Beside everything else: its libraries take a second to load. Until then blocks go in pieces."""
+        from adapters.net.ucx import UcxLender
+
+        try:
+            self._lender = UcxLender()
+        except Exception as error:  # ImportError too: the host may lack what it needs
+            _log.warning("no blocks go by UCX: %s", error)
 
     # --- the thread
 
@@ -126,23 +154,27 @@ class DataServer:
             except zmq.Again:
                 return
             try:
-                want = decode_question(b"".join(frames))
+                question = decode_question(b"".join(frames))
             except msgspec.MsgspecError as error:
                 self._send(peer, Refused(0, f"no question: {error}", final=True))
                 continue
+            number, handle = question.number, question.handle
             try:
-                self._answer(peer, want)
+                if question.run != self._run:
+                    raise AdapterError(f"this data server serves another run than {question.run[:16]!r}")
+                tensor.storage(handle.dtype, handle.shape, handle.nbytes)
+                if isinstance(question, Want):
+                    self._give(peer, question)
+                else:
+                    self._send(peer, self._lend(question))
             except AdapterError as error:
-                self._send(peer, Refused(want.number, str(error), final=isinstance(error, BadHandle)))
+                self._send(peer, Refused(number, str(error), final=isinstance(error, BadHandle)))
             except Exception:  # a fault of ours must not take the host's blocks away from everybody
-                _log.exception("a question about %s failed", want.handle.block.place[:80])
-                self._send(peer, Refused(want.number, "the data server failed; see its log", final=False))
+                _log.exception("a question about %s failed", handle.block.place[:80])
+                self._send(peer, Refused(number, "the data server failed; see its log", final=False))
 
-    def _answer(self, peer: bytes, want: Want) -> None:
+    def _give(self, peer: bytes, want: Want) -> None:
         handle = want.handle
-        if want.run != self._run:
-            raise AdapterError(f"this data server serves another run than {want.run[:16]!r}")
-        tensor.storage(handle.dtype, handle.shape, handle.nbytes)
         if not 0 <= want.offset <= handle.nbytes - want.nbytes or not 0 <= want.nbytes <= PIECE:
             raise BadHandle(f"no piece of {want.nbytes} bytes at {want.offset} of {handle.nbytes}")
         data = self._in_memory(handle)
@@ -150,6 +182,12 @@ class DataServer:
             self._send(peer, Piece(want.number), data[want.offset : want.offset + want.nbytes])
         else:
             self._from_file(_Waiting(peer, want))
+
+    def _lend(self, question: Lend) -> Ticket:
+        data = self._in_memory(question.handle)
+        if self._lender is None or data is None:
+            raise AdapterError("only what lies in memory goes by UCX, and only where UCX has been started")
+        return self._lender.lend(question.number, data)
 
     def _in_memory(self, handle: Handle) -> memoryview | None:
         """The block, or None where a file has to be read for it."""
@@ -175,7 +213,7 @@ class DataServer:
         if file is not None and file.data is not None:
             self._send_part(question, file)
             return
-        if self._reader.store is None:
+        if self._reader.store is None or self._reader.store.transport != "disk":
             raise AdapterError("this data server has no disk store")
         if self._waiting >= WAITING:
             raise AdapterError("this data server has too many files to read")

@@ -36,6 +36,23 @@ class Want(msgspec.Struct, array_like=True, tag="want"):
     nbytes: int
 
 
+class Lend(msgspec.Struct, array_like=True, tag="lend"):
+    """Fetcher -> server: give me a ticket for this block (:mod:`adapters.net.movers`)."""
+
+    number: int
+    run: str
+    handle: Handle
+
+
+class Ticket(msgspec.Struct, array_like=True, tag="ticket"):
+    """Server -> fetcher: a block waits where this is presented, once, soon."""
+
+    number: int
+    port: int  #: of the same host
+    key: bytes  #: 16, secret
+    tag: int  #: 64 bits, the last 20 zero: those number the block's parts
+
+
 class Piece(msgspec.Struct, array_like=True, tag="piece"):
     """Server -> fetcher: the next frame holds the bytes."""
 
@@ -56,8 +73,8 @@ class Refused(msgspec.Struct, array_like=True, tag="refused"):
     final: bool  #: the block is gone, or was never there: no use in asking another server of the host
 
 
-Question = Want
-Answer = Piece | Wait | Refused
+Question = Want | Lend
+Answer = Piece | Ticket | Wait | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_question = msgspec.msgpack.Decoder(Question).decode
@@ -96,10 +113,10 @@ def listen(
 def dial(
     context: zmq.Context[zmq.Socket[bytes]], address: str, secure: Secure | None, events: int
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """A fetcher's socket to a server's address ``zmq://IP:PORT``, and one that tells of events of it."""
+    """A fetcher's socket to a server at ``IP:PORT``, and one that tells of events of it."""
     socket = context.socket(zmq.DEALER)
     try:
-        _common(socket, urlsplit(address).hostname or "")
+        _common(socket, address.rpartition(":")[0])
         socket.setsockopt(zmq.SNDHWM, PIPE)
         socket.setsockopt(zmq.RCVHWM, PIPE)
         socket.setsockopt(zmq.MAXMSGSIZE, PIECE + _CURVE)
@@ -108,7 +125,7 @@ def dial(
         if secure is not None:
             secure.client(socket)
         monitor = socket.get_monitor_socket(events)
-        socket.connect(f"tcp://{address.partition('://')[2]}")
+        socket.connect(f"tcp://{address}")
     except BaseException:
         socket.close()
         raise

@@ -1,0 +1,167 @@
+"""A UCX worker, and the thread that is the only one to touch it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from adapters.handle import AdapterError
+
+TICK_S = 0.25
+CLOSE_S = 2.0  #: what is under way when all is closed gets so long
+
+_log = logging.getLogger(__name__)
+
+#: What UCX may still write to or read from after it was told to stop; its destructors would wait for ever.
+_left_behind: list[object] = []
+
+
+class _Watched(NamedTuple):
+    request: Any
+    done: Callable[[Exception | None], None]
+    kept: object
+
+
+class UcxThread:
+    """Runs functions on the thread, makes progress, and tells of requests that have ended.
+
+    Args:
+        name: Of the thread.
+        begin: Called on it first, with us.
+        tick: Called on it about four times a second while anything is :attr:`busy`.
+
+    Raises AdapterError when UCX can't be started.
+    """
+
+    def __init__(self, name: str, begin: Callable[[UcxThread], None], tick: Callable[[], None]) -> None:
+        self.api: Any = None  #: the module of UCXX's classes
+        self.array: Any = None  #: its class for buffers
+        self.worker: Any = None
+        self.busy = False  #: whether there is something to look after in ticks
+        self._begin = begin
+        self._tick = tick
+        self._calls: deque[Callable[[], None]] = deque()
+        self._watched: list[_Watched] = []
+        self._closing = False
+        self._error: Exception | None = None
+        self._ready = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            self._thread.join()
+            os.close(self._wake)
+            raise AdapterError(f"UCX can't be started: {self._error}") from self._error
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Has a function called on the thread soon. From any thread; after :meth:`close` it may not be."""
+        self._calls.append(function)
+        if not self._closing:
+            os.eventfd_write(self._wake, 1)
+
+    def watch(self, request: Any, done: Callable[[Exception | None], None], kept: object) -> None:
+        """Calls ``done`` when a request has ended; until then keeps what it works on. On the thread only."""
+        self._watched.append(_Watched(request, done, kept))
+
+    def close_endpoint(self, endpoint: Any) -> None:
+        """Ends a connection without waiting for the other side; its requests end with errors."""
+        with suppress(Exception):  # UCXX raises many kinds; one that is closed already is fine
+            self.watch(endpoint.close(), lambda error: None, endpoint)
+
+    def close(self) -> None:
+        """Ends the thread; requests that don't end in time keep their memory. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            self._start()
+            self._begin(self)
+        except Exception as error:
+            self._error = error
+            return
+        finally:
+            self._ready.set()
+        poller = select.poll()
+        poller.register(self.worker.epoll_file_descriptor, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        ticked = time.monotonic()
+        while not self._closing:
+            self.worker.progress()
+            moved = self._work()
+            if self.busy and time.monotonic() - ticked >= TICK_S:
+                ticked = time.monotonic()
+                self._tick()
+            if moved or not self.worker.arm():
+                continue
+            poller.poll(TICK_S * 1000 if self.busy else None)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+        self._stop()
+
+    def _start(self) -> None:
+        from ucxx._lib import libucxx
+        from ucxx._lib.arr import Array
+
+        self.api, self.array = libucxx, Array
+        # Hosts share no memory, even where two of them are on one machine; and UCX's own shared memory, in a
+        # container's small /dev/shm, fails late. Whoever sets UCX_TLS knows better.
+        config = {} if "UCX_TLS" in os.environ else {"TLS": "^sm"}
+        feature = libucxx.Feature
+        context = libucxx.UCXContext(config, feature_flags=(feature.TAG, feature.STREAM, feature.WAKEUP))
+        self.worker = libucxx.UCXWorker(context)
+        self.worker.init_blocking_progress_mode()
+
+    def _work(self) -> bool:
+        """Calls that wait, and requests that have ended; whether there were any."""
+        moved = False
+        while self._calls:
+            moved = True
+            self._guarded(self._calls.popleft())
+        ended = [watched for watched in self._watched if watched.request.completed]
+        if ended:
+            moved = True
+            self._watched = [watched for watched in self._watched if watched not in ended]
+            for watched in ended:
+                self._guarded(lambda watched=watched: watched.done(_error_of(watched.request)))
+        return moved
+
+    @staticmethod
+    def _guarded(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception:  # a fault in one transfer must not end all
+            _log.exception("UCX")
+
+    def _stop(self) -> None:
+        deadline = time.monotonic() + CLOSE_S
+        while self._watched and time.monotonic() < deadline:
+            self.worker.progress()
+            if not self._work():
+                time.sleep(0.001)
+        if self._watched:
+            _log.warning("%d UCX requests did not end in %g s", len(self._watched), CLOSE_S)
+            _left_behind.append((self.worker, self._watched))
+        self.worker = None
+
+
+def _error_of(request: Any) -> Exception | None:
+    try:
+        request.check_error()
+    except Exception as error:
+        return error
+    return None
