@@ -1,0 +1,265 @@
+"""A Mooncake of a test's own: master and memory, and processes that put and read. All by real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from adapters.arena import SharedMemory
+from adapters.chunk import Chunk, pack_wait, unpack
+from adapters.handle import AdapterError
+from adapters.mooncake import MooncakeStore
+from adapters.mooncake_client import Address, library
+from adapters.net.landing import Landing
+from adapters.process import dies_with_parent, python
+from tests.leftovers import until
+
+ROOT = Path(__file__).parents[2]
+CLIENT_TTL_S = 2  #: silence after which the master takes a process that gives memory for dead
+MEMORY_MIB = 64  #: of each
+RUN = "5eed5eed5eed5eed"
+
+
+def need() -> None:
+    """Skips the test where there is no Mooncake, and says what it lacks."""
+    try:
+        library()
+    except AdapterError as error:
+        pytest.skip(str(error))
+
+
+class Moon:
+    """A master, and processes that give memory, each on an address of loopback of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.master: subprocess.Popen[bytes]
+        self.memory: list[subprocess.Popen[bytes]] = []
+        self._log = (folder / "moon.log").open("ab")
+        self.start_master()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start_master(self) -> None:
+        where = ("--rpc_address=127.0.0.1", f"--rpc_port={self.port}", f"--client_ttl={CLIENT_TTL_S}")
+        more = ("--metrics_host=127.0.0.1", f"--metrics_port={free_port()}", "--logtostderr")
+        self.master = self._start("mooncake.cli", *where, *more)
+        until(self._answers, "Mooncake's master", 20.0)
+
+    def give_memory(self) -> subprocess.Popen[bytes]:
+        """One more host."""
+        ours = f"127.0.0.{len(self.memory) + 2}"
+        where = (f"--host={ours}", f"--port={free_port()}", f"--master_server_address={self.address}")
+        more = ("--metadata_server=P2PHANDSHAKE", f"--global_segment_size={MEMORY_MIB}MB", "--logtostderr")
+        self.memory.append(self._start("mooncake.cli_client", *where, *more))
+        return self.memory[-1]
+
+    def _start(self, module: str, *options: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            python(module, *options),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            preexec_fn=dies_with_parent(),  # noqa: PLW1509 - of one thread, as it asks for
+        )
+
+    def _answers(self) -> bool:
+        assert self.master.poll() is None, "Mooncake's master has ended"
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def close(self) -> None:
+        for process in (*self.memory, self.master):
+            process.kill()
+            process.wait()
+        self._log.close()
+
+
+@contextmanager
+def moon(hosts: int) -> Iterator[Moon]:
+    """A Mooncake with the memory of so many hosts."""
+    need()
+    with tempfile.TemporaryDirectory(prefix="omni-test-moon-", dir="/dev/shm") as folder:
+        made = Moon(Path(folder))
+        try:
+            for _ in range(hosts):
+                made.give_memory()
+            yield made
+        finally:
+            made.close()
+
+
+class PeerError(Exception):
+    """What a peer's call has raised; ``args``: the kind of the error, and its text."""
+
+
+class Peer:
+    """Another process with a store in the same Mooncake. Its methods are those of :class:`_Server`."""
+
+    def __init__(self, address: str, **settings: Any) -> None:
+        text = json.dumps({"address": str(Address(address, space="test"))} | settings)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.adapters.moon", text],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=dies_with_parent(),  # noqa: PLW1509 - of one thread, as it asks for
+        )
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.begin(method, *arguments)
+            return self.end()
+
+        return call
+
+    def begin(self, method: str, *arguments: Any) -> None:
+        """Starts a call; nobody waits for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([method, *arguments]).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def end(self) -> Any:
+        """Waits for what was begun. Raises PeerError."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the peer has ended"
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PeerError(*answer["error"])
+        return answer["value"]
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Ends it at once, whatever it does."""
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def peering() -> Iterator[Callable[..., Peer]]:
+    """Makes peers of a Mooncake, see :class:`Peer`."""
+    with ExitStack() as stack:
+
+        def make(of: Moon | str, **settings: Any) -> Peer:
+            peer = Peer(of if isinstance(of, str) else of.address, **settings)
+            stack.callback(peer.close)
+            return peer
+
+        yield make
+
+
+def stuff(seed: int, size: int) -> bytes:
+    """Bytes that no other seed has."""
+    return random.Random(seed).randbytes(size)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# --- in the other process
+
+
+class _Server:
+    """What a peer can do. Bytes are named by seed and size."""
+
+    def __init__(self, address: str, *, patience_s: float = 20.0, full_s: float = 0.5, **fields: Any) -> None:
+        where = msgspec.structs.replace(Address.parse(address), **fields)
+        self.store = MooncakeStore(where, patience_s=patience_s, full_s=full_s)
+
+    def put(self, name: str, seed: int, size: int) -> str:
+        return self.store.put(name, memoryview(stuff(seed, size)))
+
+    def read(self, place: str, seed: int, size: int) -> bool:
+        """Whether it is what was put."""
+        return self.store.read(place, size) == stuff(seed, size)
+
+    def has(self, place: str) -> bool:
+        return self.store.has(place)
+
+    def unlink(self, place: str) -> bool:
+        return self.store.unlink(place)
+
+    def discard(self, name: str) -> None:
+        self.store.discard(name)
+
+    def sweep(self, *keep: str) -> None:
+        self.store.sweep(set(keep))
+
+    def leave(self) -> None:
+        self.store.leave()
+
+    def send(self, name: str) -> str:
+        """A chunk whose tensors go to Mooncake at once, encoded as on the wire."""
+        with SharedMemory(RUN, store=self.store) as arena:
+            chunk = asyncio.run(pack_wait(_payload(), 0, arena, name=name, stored=True))
+            assert arena.usage().blocks == 0
+        return msgspec.msgpack.encode(chunk).hex()
+
+    def receive(self, text: str) -> list[str]:
+        """Lands a chunk, compares its tensors and says where they lay."""
+        chunk = msgspec.msgpack.decode(bytes.fromhex(text), type=Chunk)
+        released: list[Any] = []
+        with SharedMemory(RUN, store=self.store) as arena:
+            landing = Landing("f" * 12, None, store=self.store)
+            assert landing.foreign(chunk)
+            landed = asyncio.run(landing.land(chunk, released.append))
+            assert set(released) == {handle.block for handle in chunk.handles}
+            assert len(released) == len(chunk.handles)
+            found = unpack(landed, arena, released.append)
+        for key, tensor in _payload().items():
+            assert np.array_equal(found[key], tensor), key
+            assert found[key].dtype == tensor.dtype, key
+        return [handle.transport for handle in chunk.handles]
+
+
+def _payload() -> dict[str, Any]:
+    noise = np.random.default_rng(3)
+    return {
+        "floats": noise.standard_normal((40, 300)).astype(np.float32),
+        "numbers": noise.integers(0, 99, (3, 20_000)).T,
+        "flags": noise.integers(0, 2, 50_000).astype(bool),
+    }
+
+
+def _serve(settings: dict[str, Any]) -> None:
+    server = _Server(**settings)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in sys.stdin:
+        method, *arguments = json.loads(line)
+        began = time.monotonic()
+        try:
+            answer = {"value": getattr(server, method)(*arguments)}
+        except Exception as error:
+            answer = {"error": [type(error).__name__, str(error), time.monotonic() - began]}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _serve(json.loads(sys.argv[1]))
