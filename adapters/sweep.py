@@ -50,22 +50,25 @@ class Swept(NamedTuple):
 
 
 class RunLock:
-    """Says, while it is held, that a run lives. One per broker, held for life."""
+    """Says, while it is held, that a run lives. One per host, held by the broker, elsewhere by a guardian."""
 
-    def __init__(self, run: str, folder: Path | None = None) -> None:
-        """Takes the lock. Raises ValueError for a bad run nonce, BlockingIOError when somebody holds it."""
+    def __init__(self, run: str, folder: Path | None = None, *, tries: int = _TRIES) -> None:
+        """Takes the lock. Raises ValueError for a bad run nonce, BlockingIOError when somebody holds it.
+
+        ``tries``: somebody may just be looking at it, so it is tried so often, for 10 ms each.
+        """
         if not RUN.fullmatch(run):
             raise ValueError(f"run {run!r} is not 16 hex digits")
         self._path = _run_file(run, folder or shm_dir())
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        for _ in range(_TRIES):
+        for _ in range(tries):
             self._fd = os.open(self._path, flags, 0o600)
             if try_lock(self._fd) and os.fstat(self._fd).st_nlink:
                 return
             # A sweeper or a listing looks at the file just now; a sweeper also removes it. Or a broker lives.
             os.close(self._fd)
             time.sleep(0.01)
-        raise BlockingIOError(f"another broker of run {run} is alive")
+        raise BlockingIOError(f"another process says already that run {run} is alive")
 
     def close(self) -> None:
         """Ends the run: removes the file, gives the lock up. Idempotent."""

@@ -25,7 +25,7 @@ from broker.core.events import Discard, Event, Lost, Note, Reap, Received, Send,
 from broker.estate import Estate
 from broker.keys import Door, Keys
 from broker.protocol import Message, Peer, decode_from_client, decode_from_worker, encode
-from broker.wire import BATCH, MAX_FRAME, RETRY_S, Port
+from broker.wire import BATCH, MAX_FRAME, RETRY_S, Port, watch_over_tcp
 from pipelines.graph import Pipeline
 
 log = logging.getLogger("broker")
@@ -94,6 +94,8 @@ class Server:
 
     def _bind(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
         """What is set here for TCP is for this endpoint and those after it, not for those before."""
+        if endpoint.startswith("tcp://"):
+            watch_over_tcp(socket)
         if endpoint.startswith("tcp://["):
             socket.setsockopt(zmq.IPV6, 1)
         if endpoint.startswith("tcp://") and self._door is not None:

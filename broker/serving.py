@@ -5,6 +5,7 @@ Only where a run spans hosts; on one host nobody opens anything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -56,6 +57,18 @@ def data_address(endpoint: str, chosen: str | None = None) -> str | None:
         ) from None
 
 
+def own_address() -> str:
+    """The address by which this machine reaches others. Raises AddressError where it reaches none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            raise AddressError(
+                f"name this machine's address for other machines with --data-host or {VARIABLE}"
+            ) from None
+        return str(probe.getsockname()[0])
+
+
 def store_here(store: str, broker_host: str, run: str) -> str:
     """The store for this process, as :func:`adapters.store.open_store` takes it; "": there is none.
 
@@ -86,6 +99,7 @@ class Serving:
         self.host = this_host(shm_dir())
         self.store_host = ""  #: the name of the store that is served too
         self._server: DataServer | None = None
+        self._store: DiskStore | None = None
         self._run = ""
 
     @property
@@ -109,14 +123,20 @@ class Serving:
         secure = Shared.find()
         if secure is None and not is_loopback(self.address):
             raise KeysError(f"tensors are sent to other machines with keys only; {MAKE}")
-        served = store if isinstance(store, DiskStore) else None  # others are read by everybody as they are
-        if served is not None:
-            self.store_host = served.name()
-        self._server = DataServer(run, self.address, Reader(shm_dir(), store=served), secure=secure)
+        if isinstance(store, DiskStore):  # others are read by everybody as they are
+            self._store = store
+            self.store_host = store.name()
+        self._server = DataServer(run, self.address, Reader(shm_dir(), store=self._store), secure=secure)
         self._run = run
+
+    def look(self) -> None:
+        """Due now and then: a store that was empty may have been removed, and made again under another name."""
+        if self._store is not None:
+            with contextlib.suppress(OSError):
+                self.store_host = self._store.name()
 
     def close(self) -> None:
         """Ends it. Idempotent."""
         if self._server is not None:
             self._server.close()
-        self._server, self._run, self.store_host = None, "", ""
+        self._server, self._store, self._run, self.store_host = None, None, "", ""

@@ -20,6 +20,12 @@ from broker.protocol import Message, Peer, Release, encode
 READ_LIMIT = 256  #: frames per wake-up, so that timers and the other socket get their turn
 MAX_FRAME = 64 << 20  #: bytes; tensors travel out-of-band, so a larger frame is no honest one
 RETRY_S = 0.01  #: when a full pipe is tried again
+PROBE_MS = 3000  #: over TCP, each end probes the other so often
+#: An end that answers no probe for so long is taken for gone, and the connection made anew. What was under
+#: way is lost then, so it has to be longer than twice the silence that the broker bears with (`liveness_s`):
+#: so long TCP may take to go on by itself after a link was down (its pauses double, RFC 6298).
+SILENT_MS = 15_000
+CONNECT_MS = 2000  #: one try to connect; the kernel's own would take minutes where nobody answers
 #: Messages after which a frame leaves before the wake-up's end. Without a bound all requests in flight move
 #: as one convoy, and while one process works on it all others wait.
 BATCH = 16
@@ -78,6 +84,15 @@ class Port:
             self.socket.close(linger=linger_ms)
 
 
+def watch_over_tcp(socket: zmq.Socket[bytes]) -> None:
+    """For a socket that will be bound or connected to TCP, where a cut link gives no error for minutes."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, PROBE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, SILENT_MS)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 2 * CONNECT_MS)
+
+
 def _dealer(endpoint: str) -> zmq.Socket[bytes]:
     """A socket that may connect to the endpoint."""
     keys = None
@@ -86,6 +101,8 @@ def _dealer(endpoint: str) -> zmq.Socket[bytes]:
 
         keys = Keys.find()
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    if endpoint.startswith("tcp://"):
+        watch_over_tcp(socket)
     if endpoint.startswith("tcp://["):
         socket.setsockopt(zmq.IPV6, 1)
     if keys is not None:

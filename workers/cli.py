@@ -41,6 +41,14 @@ def worker(  # noqa: PLR0917 - the options of a command line
     patience: Annotated[
         float, typer.Option(help="Seconds to wait for a broker that does not answer.")
     ] = 10.0,
+    data_host: Annotated[
+        str | None,
+        typer.Option(
+            help="This machine's address at which other machines read tensors made here; beyond loopback it "
+            "needs keys. Default: the one that reaches the broker, where that is on another machine.",
+            envvar="OMNI_DATA_HOST",
+        ),
+    ] = None,
     drain_s: Annotated[
         float,
         typer.Option(
@@ -87,7 +95,14 @@ def worker(  # noqa: PLR0917 - the options of a command line
     logging.basicConfig(level=log_level, format="%(message)s", stream=sys.stderr)
     try:
         guardian = Guardian(
-            stage, pipeline, broker, device, drain_s=drain_s, health=health_file, mooncake=mooncake
+            stage,
+            pipeline,
+            broker,
+            device,
+            drain_s=drain_s,
+            health=health_file,
+            data_host=data_host,
+            mooncake=mooncake,
         )
         asyncio.run(guardian.run(patience))
     except (GuardianError, AddressError) as error:

@@ -17,6 +17,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from adapters.handle import AdapterError
 from adapters.mooncake_client import adapted
 from adapters.process import describe_exit, dies_with_parent, end_group, python
 from broker.address import cure, endpoints
@@ -39,6 +40,7 @@ from broker.session import Session
 from broker.wire import Connection
 from workers import config
 from workers.health import HealthFile
+from workers.hosting import Hosting
 
 log = logging.getLogger("guardian")
 
@@ -93,6 +95,7 @@ class Guardian:
         *,
         drain_s: float = DRAIN_S,
         health: Path | None = None,
+        data_host: str | None = None,
         mooncake: dict[str, Any] | None = None,
     ) -> None:
         self.stage = stage
@@ -105,6 +108,7 @@ class Guardian:
         self._ready: list[Peer] = []  #: our engines that were ready then
         self._address = address
         self._endpoint = endpoints(address).workers
+        self._hosting = Hosting(self._endpoint, data_host)
         self._engine: Engine | None = None
         self._session = Session()
         self._welcome: Welcome | None = None
@@ -126,6 +130,7 @@ class Guardian:
             await self._wait_for_welcome(patience_s)
             beating = asyncio.ensure_future(self._beat())
             await self._keep_alive()
+            await self._hosting.linger(self._drain_s, self._broker_is_there, self._leave_now)
         finally:
             for task in (beating, telling):
                 if task is not None:
@@ -134,10 +139,14 @@ class Guardian:
                 self._health.remove()
             self._connection.post(Bye())
             self._connection.close()
+            self._hosting.close(sweeps=not self._broker_is_there())
+
+    def _broker_is_there(self) -> bool:
+        return time.monotonic() - self._heard < SILENCE_S
 
     def _hello(self) -> None:
-        hello = Hello(VERSION, self.pipeline, self.stage, socket.gethostname(), os.getpid(), self.device)
-        self._connection.post(hello)
+        names = VERSION, self.pipeline, self.stage, socket.gethostname()
+        self._connection.post(Hello(*names, os.getpid(), self.device, *self._hosting.place()))
 
     async def _wait_for_welcome(self, patience_s: float) -> None:
         try:
@@ -155,12 +164,7 @@ class Guardian:
         elif kind is Welcome:
             self._on_welcome(message)
         elif kind is Reject:
-            if self._welcomed.done():
-                log.error("the broker refuses this worker: %s", message.reason)
-                self._leave_now.set()
-                self._stop.set()
-            else:
-                self._welcomed.set_exception(GuardianError(message.reason))
+            self._refuse(message.reason)
         elif kind is Who:
             self._on_who(message)
         elif kind is Kill:
@@ -170,6 +174,17 @@ class Guardian:
                 self._connection.post(Died(message.worker, "it is gone"))  # its death was not heard
         elif kind is Drain:
             self._stop.set()
+        elif kind in self._hosting.handlers:
+            self._hosting.handlers[kind](message)
+
+    def _refuse(self, reason: str) -> None:
+        """We can't take part."""
+        if self._welcomed.done():
+            log.error("the broker refuses this worker: %s", reason)
+            self._leave_now.set()
+            self._stop.set()
+        else:
+            self._welcomed.set_exception(GuardianError(reason))
 
     def _on_who(self, who: Who) -> None:
         """Reports again to a broker that was restarted, and keeps the engine, which does so by itself."""
@@ -183,6 +198,13 @@ class Guardian:
     def _on_welcome(self, welcome: Welcome) -> None:
         self._session.met(welcome.boot)
         known, self._welcome = self._welcome, welcome
+        try:
+            self._hosting.begin(welcome, self._store)
+        except (GuardianError, AdapterError, ValueError, OSError) as error:
+            self._refuse(f"this host's memory can't be served: {error}")
+            return
+        if self._hosting.untold:
+            self._hello()
         if not self._welcomed.done():
             self._welcomed.set_result(welcome)
         elif known is not None and known.run != welcome.run and self._engine is not None:
@@ -192,6 +214,9 @@ class Guardian:
         assert self._welcome is not None
         while True:
             self._connection.post(Beat([self._engine.peer] if self._engine else []))
+            self._hosting.hold()
+            if self._hosting.untold:
+                self._hello()
             await asyncio.sleep(self._welcome.beat_s)
 
     async def _tell(self, health: HealthFile) -> None:
@@ -241,7 +266,7 @@ class Guardian:
             self.stage,
             self.device,
             welcome.boot,
-            self._store(welcome.store),
+            self._hosting.store,
         )
         process = await asyncio.create_subprocess_exec(
             *python("workers.worker"), stdin=PIPE, stderr=PIPE, preexec_fn=dies_with_parent(new_group=True)

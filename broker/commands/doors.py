@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from broker.address import AddressError, endpoints
+from broker.address import AddressError, endpoints, is_loopback, keys_dir
 
 API_KEY_VARIABLE = "OMNI_API_KEY"
 
@@ -28,6 +29,28 @@ def check_listen(address: str | None) -> None:
     keys = Keys.find()
     if keys is not None:
         keys.need_server()
+
+
+def use_data_host(chosen: str | None, listen: str | None) -> None:
+    """Has this machine's gateway and workers serve their tensors to other machines, where there may be some.
+
+    Args:
+        chosen: Where; by default where the broker listens.
+        listen: The broker's TCP address, if it has one.
+
+    Raises AddressError where that can't be, or would be open to anybody.
+    """
+    if chosen is None and listen is None:
+        return
+    from broker.serving import VARIABLE, data_address, own_address
+
+    host = chosen or urlsplit(listen).hostname or ""  # type: ignore[type-var]
+    address = own_address() if chosen is None and host in ("0.0.0.0", "::") else data_address("", host)
+    if not is_loopback(address or "") and keys_dir() is None:
+        raise AddressError(
+            f"--data-host {host}: tensors are sent to other machines with keys only, see --keys"
+        )
+    os.environ[VARIABLE] = address or ""
 
 
 def check_ray(listen: str | None) -> None:

@@ -127,6 +127,13 @@ def start(  # noqa: PLR0917 - the options of a command line
             "this machine it needs keys. Workers use the port, clients the next one."
         ),
     ] = None,
+    data_host: Annotated[
+        str | None,
+        typer.Option(
+            help="This machine's address at which others read tensors made here. Default: where --listen is.",
+            envvar="OMNI_DATA_HOST",
+        ),
+    ] = None,
     keys: Annotated[
         Path | None,
         typer.Option(help="The folder of keys for TCP, see `omni-broker keys`.", envvar="OMNI_KEYS"),
@@ -191,6 +198,7 @@ def start(  # noqa: PLR0917 - the options of a command line
     try:
         doors.use_keys(keys)
         doors.check_listen(listen)
+        doors.use_data_host(data_host, listen)
         if placement == "ray":
             doors.check_ray(listen)
         where_kept = store_address(
