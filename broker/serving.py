@@ -130,7 +130,7 @@ class Serving:
         self._run = run
 
     def look(self) -> None:
-        """Due now and then: a store that was empty may have been removed, and made again under another name."""
+        """Due now and then: an empty store may have been removed, and made again under another name."""
         if self._store is not None:
             with contextlib.suppress(OSError):
                 self.store_host = self._store.name()
