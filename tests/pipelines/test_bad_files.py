@@ -96,6 +96,11 @@ CASES = [
     ("stages", ["a"], "stages", "expected a map"),
     ("edges", {"from": "a"}, "edges", "expected a list"),
     ("edges/0", "a -> b", "edges[0]", "'a -> b': expected a map"),
+    ("edges/0/transport", "pigeon", "edges[0].transport", "Allowed: auto, "),
+    ("edges/0/prefetch", {"window": 0}, "edges[0].prefetch.window", "0: expected int >= 1"),
+    ("edges/0/prefetch", {"windows": 2}, "edges[0].prefetch.windows", "did you mean window?"),
+    ("edges/0/batch", {"accumulate_ms": -1}, "edges[0].batch.accumulate_ms", ">= 0"),
+    ("edges/0/batch", {"max_batch_size": 0}, "edges[0].batch.max_batch_size", "0: expected int >= 1"),
     ("edges/0/checkpoint", "tape", "edges[0].checkpoint", "Allowed: none, memory, disk"),
     # engines, models, devices
     ("stages/a/engine", "vlm", "stages.a.engine", "did you mean vllm? Allowed: vllm, ar, omni-encoder"),
@@ -166,6 +171,17 @@ def test_a_fault_is_refused_by_its_key(tmp_path: Path, path: str, value: Any, ke
     assert says in error.problem
     assert error.file == str(file)
     assert str(error).startswith(str(file))
+
+
+def test_edges_that_ask_one_stage_for_different_batches_are_named(tmp_path: Path) -> None:
+    document = changed("edges/2", {"from": "request", "to": "b", "batch": {"max_batch_size": 3}})
+    document["edges"][1]["batch"] = {"max_batch_size": 4, "accumulate_ms": 2}
+    error = refused(write(tmp_path, document))
+    assert error.key == "edges[2].batch.max_batch_size"
+    assert "3, but the edge from a to b (edges[1]) says 4" in str(error)
+    document["edges"][2]["batch"] = {"max_batch_size": 4}
+    batch = load(write(tmp_path, document)).batching("b").batch
+    assert (batch.max_batch_size, batch.wait_ms, batch.max_num_seqs) == (4, 2, 8)
 
 
 def test_the_good_document_is_good(tmp_path: Path) -> None:
