@@ -81,7 +81,7 @@ class Estate:
         """Goes on where the broker before us was. After a reboot nobody here who knew it is left."""
         now = time.monotonic()
         elsewhere = _elsewhere(saved.peers, self._ours)
-        self._stores = {met.store_host for met in elsewhere.values() if isinstance(met, GuardianMet)}
+        self._stores = {met.store_host for met in elsewhere.values() if isinstance(met, GuardianMet)} - {""}
         peers = saved.peers if same_boot else elsewhere
         shift = saved.meta.ahead - ahead()
         restore(self.core, peers, saved.records, now, shift=shift, lost=self._is_lost)
