@@ -123,6 +123,8 @@ class Connection:
         decode: One of the decoders of :mod:`broker.protocol`.
         on_message: Gets each message.
         on_release: Gets the blocks of each Release, on the loop's thread, as it is posted.
+        on_broken: Called when a TCP connection has ended: what was under way may be lost, in both directions.
+            It is made anew by itself.
 
     Raises :class:`broker.keys.KeysError` for keys that can't be used.
     """
@@ -134,6 +136,8 @@ class Connection:
         decode: Callable[[bytes], list[Any]],
         on_message: Callable[[Any], None],
         on_release: Callable[[list[BlockId]], None] = lambda blocks: None,
+        *,
+        on_broken: Callable[[], None] | None = None,
     ) -> None:
         self.peer = peer
         self._decode = decode
@@ -148,6 +152,10 @@ class Connection:
         socket.setsockopt(zmq.IDENTITY, peer)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._monitor: Port | None = None
+        if on_broken is not None and endpoint.startswith("tcp://"):
+            monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._monitor = Port(monitor, lambda frames: on_broken(), lambda: None)
         socket.connect(endpoint)
         self._port = Port(socket, self._on_frames, self._flush)
 
@@ -218,4 +226,7 @@ class Connection:
     def close(self, linger_ms: int = 500) -> None:
         """Sends what is left, then closes."""
         self._flush()
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close()
         self._port.close(linger_ms)

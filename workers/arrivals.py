@@ -94,8 +94,6 @@ class Arrivals:
         if transport == "shm":
             self._drop([chunk])
             raise Unreachable("its transport is shm, and the tensors lie on another host")
-        # What had no place in Mooncake lies in its producer's memory.
-        transport = "auto" if transport == "mooncake" else transport
         return await self._abroad.land(chunk, self._released, transport)
 
     def _arrived(self, task: asyncio.Task[Chunk]) -> None:

@@ -88,19 +88,27 @@ class Hosting:
         self._serving.begin(welcome.run, self._store)
         self._run = welcome.run
         if self._away:
-            self.hold()
-            self._do(sweep)  # what runs that are over have left
+            self._do(self._move_in)
 
     @property
     def store(self) -> str:
         """What engines here write to."""
         return self._text
 
+    def _move_in(self) -> None:
+        with contextlib.suppress(OSError):  # another guardian has it
+            self._lock = RunLock(self._run)
+        sweep()  # what runs that are over have left
+
     def hold(self) -> None:
         """Keeps others from taking the run for dead here. Due now and then: one guardian does it for all."""
         self._serving.look()
         if self._away and self._lock is None:
-            with contextlib.suppress(OSError):  # another guardian does it
+            self._do(self._take_over)
+
+    def _take_over(self) -> None:
+        if self._lock is None:
+            with contextlib.suppress(OSError):
                 self._lock = RunLock(self._run, tries=1)
 
     def _on_hosts(self, message: Hosts) -> None:
@@ -168,6 +176,7 @@ class Hosting:
 
     def _end(self) -> None:
         self._serving.close()
+        self._thread.submit(lambda: None).result()  # what was begun is done
         if self._lock is not None:
             self._lock.close()
             self._lock = None

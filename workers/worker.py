@@ -20,17 +20,17 @@ import uvloop
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Payload, body_fields, find_nonfinite, pack, pack_wait, unpack
-from adapters.handle import AdapterError, ArenaFull, Chunk, Unreachable
+from adapters.handle import AdapterError, ArenaFull, Chunk
 from adapters.store import open_store
 from broker.abroad import Abroad
 from broker.protocol import (
     VERSION,
     Assign,
+    Beat,
     Bye,
     Cancel,
     Checkpoint,
     Drain,
-    Error,
     Failed,
     Finish,
     Free,
@@ -52,6 +52,7 @@ from broker.wire import Connection
 from pipelines.options import ENGINES
 from workers import config
 from workers.engine import Engine, ItemError, Job
+from workers.failures import failure, is_known
 from workers.inputs import Inputs
 from workers.optional import no_telemetry
 from workers.running import Running
@@ -81,8 +82,14 @@ class WorkerProcess:
         self.done = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.connection = Connection(
-            settings.endpoint, settings.worker, decode_to_worker, self._on_message, self.session.released
+            settings.endpoint,
+            settings.worker,
+            decode_to_worker,
+            self._on_message,
+            self.session.released,
+            on_broken=self._on_broken,
         )
+        self._in_doubt = False  #: the connection has ended, perhaps because the broker did
         self._handlers: dict[type, Any] = {
             Assign: self._on_assign,
             Input: self._on_input,
@@ -156,12 +163,25 @@ class WorkerProcess:
     def _on_welcome(self, message: Welcome) -> None:
         self.session.met(message.boot)
 
+    def _on_broken(self) -> None:
+        """Asks who is there now: where it is the broker that we knew, messages were lost."""
+        if self._started:
+            self._in_doubt = True
+            self.connection.post(Beat())
+
     def _on_who(self, message: Who) -> None:
+        same = message.boot == self.session.boot
         act = self.session.introduce(message)
-        if act == "gone":
+        if same and self._in_doubt:
+            log.error(
+                "the connection to the broker broke, and what was under way is lost; another worker starts"
+            )
+            self.done.set()
+        elif act == "gone":
             log.warning("the broker took this worker for dead")
             self.done.set()
         elif act == "introduce" and self._started:
+            self._in_doubt = False
             self._introduce()
 
     def _introduce(self) -> None:
@@ -246,19 +266,10 @@ class WorkerProcess:
             await self._emit_all(running, job)
         except asyncio.CancelledError:
             failed = Failed(*running.name, "cancelled")
-        except ItemError as error:
-            kind = "invalid_request_error" if error.status < 500 else "stage_failed"
-            text = f"stage {self.settings.stage}: {error}"
-            failed = Failed(*running.name, "item", Error(kind, text, error.status, error.param))
-        except ArenaFull as error:
-            failed = self._failed(running, "overloaded", error, 503)
-        except Unreachable as error:
-            failed = self._failed(running, "unreachable", error, 503)
-        except AdapterError as error:
-            failed = self._failed(running, "stage_failed", error, 500)
         except Exception as error:
-            log.exception("request %d failed", assign.request)
-            failed = self._failed(running, "stage_failed", error, 500)
+            if not is_known(error):
+                log.exception("request %d failed", assign.request)
+            failed = failure(running.name, self.settings.stage, error)
         del self.running[running.name]
         if running.inputs is not None:
             running.inputs.close()
@@ -266,10 +277,6 @@ class WorkerProcess:
         if failed is not None:
             self._result(failed)
         self._leave_if_empty()
-
-    def _failed(self, running: Running, kind: str, error: Exception, status: int) -> Failed:
-        text = f"stage {self.settings.stage}: {type(error).__name__}: {error}"
-        return Failed(*running.name, "item", Error(kind, text, status))
 
     async def _make_job(self, running: Running) -> Job:
         assign = running.assign

@@ -222,6 +222,9 @@ class Core:
 
     def _on_beat(self, now: float, peer: Peer, m: Beat) -> None:
         known = self.guardians.get(peer) or self.clients.get(peer)
+        if known is None and peer in self.workers:  # its connection broke, and it asks who is here
+            self._send(peer, Who(self.boot))
+            return
         if known is None:
             self.stranger(peer, m)
             return

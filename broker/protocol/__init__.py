@@ -6,7 +6,7 @@ decoder. A connection is DEALER to ROUTER, its identity a fresh random id per pr
 and its first message names the protocol version.
 
     guardian  -> broker   Hello Beat Died Bye
-    engine    -> broker   Ready Emit Finish Failed Checkpoint Took Release Resync Bye
+    engine    -> broker   Ready Emit Finish Failed Checkpoint Took Release Resync Beat Bye
     client    -> broker   Connect Beat Submit Attach Taken Abort Forget Release Resync Inspect Letters
                           Unplaced Bye
     broker    -> guardian Welcome Reject Who Beat Kill Drain Hosts Unlink Sweep
