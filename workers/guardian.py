@@ -278,11 +278,8 @@ class Guardian:
         return engine
 
     def _store(self, text: str) -> str:
-        """The broker's store, as it is reached from here. Raises GuardianError."""
-        try:
-            return adapted(text, **self._mooncake) if self._mooncake else text
-        except ValueError as error:
-            raise GuardianError(str(error)) from None
+        """The broker's store, as it is reached from here. Raises ValueError where that can't be."""
+        return adapted(text, **self._mooncake) if self._mooncake else text
 
     async def _watch(self, engine: Engine) -> str:
         """Until the engine's process is gone; gives the cause of its death."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging.handlers
 import random
 import signal
 import socket
@@ -54,8 +55,9 @@ def _missing() -> str:
 class Moon:
     """A master, and processes that give memory, each on an address of loopback of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, metadata: bool = False) -> None:
         self.port = free_port()
+        self.metadata_port = free_port() if metadata else 0
         self.master: subprocess.Popen[bytes]
         self.memory: list[subprocess.Popen[bytes]] = []
         self._log = (folder / "moon.log").open("ab")
@@ -66,16 +68,28 @@ class Moon:
         return f"127.0.0.1:{self.port}"
 
     def start_master(self) -> None:
+        web = ("--enable_http_metadata_server", f"--http_metadata_server_port={self.metadata_port}")
         where = ("--rpc_address=127.0.0.1", f"--rpc_port={self.port}", f"--client_ttl={CLIENT_TTL_S}")
         more = ("--metrics_host=127.0.0.1", f"--metrics_port={free_port()}", "--logtostderr")
-        self.master = self._start("mooncake.cli", *where, *more)
+        self.master = self._start("mooncake.cli", *where, *more, *(web if self.metadata_port else ()))
         until(self._answers, "Mooncake's master", 20.0)
+
+    @property
+    def metadata(self) -> str:
+        """Where its processes find each other."""
+        if not self.metadata_port:
+            return "P2PHANDSHAKE"
+        return f"http://127.0.0.1:{self.metadata_port}/metadata"
 
     def give_memory(self) -> subprocess.Popen[bytes]:
         """One more host."""
         ours = f"127.0.0.{len(self.memory) + 2}"
         where = (f"--host={ours}", f"--port={free_port()}", f"--master_server_address={self.address}")
-        more = ("--metadata_server=P2PHANDSHAKE", f"--global_segment_size={MEMORY_MIB}MB", "--logtostderr")
+        more = (
+            f"--metadata_server={self.metadata}",
+            f"--global_segment_size={MEMORY_MIB}MB",
+            "--logtostderr",
+        )
         self.memory.append(self._start("mooncake.cli_client", *where, *more))
         return self.memory[-1]
 
@@ -101,11 +115,11 @@ class Moon:
 
 
 @contextmanager
-def moon(hosts: int) -> Iterator[Moon]:
-    """A Mooncake with the memory of so many hosts."""
+def moon(hosts: int, *, metadata: bool = False) -> Iterator[Moon]:
+    """A Mooncake with the memory of so many hosts; ``metadata``: and with a metadata server."""
     need()
     with tempfile.TemporaryDirectory(prefix="omni-test-moon-", dir="/dev/shm") as folder:
-        made = Moon(Path(folder))
+        made = Moon(Path(folder), metadata=metadata)
         try:
             for _ in range(hosts):
                 made.give_memory()
@@ -200,6 +214,8 @@ class _Server:
     def __init__(self, address: str, *, patience_s: float = 20.0, full_s: float = 0.5, **fields: Any) -> None:
         where = msgspec.structs.replace(Address.parse(address), **fields)
         self.store = MooncakeStore(where, patience_s=patience_s, full_s=full_s)
+        self._said = logging.handlers.BufferingHandler(100)
+        logging.getLogger("mooncake").addHandler(self._said)
 
     def put(self, name: str, seed: int, size: int) -> str:
         return self.store.put(name, memoryview(stuff(seed, size)))
@@ -220,8 +236,15 @@ class _Server:
     def sweep(self, *keep: str) -> None:
         self.store.sweep(set(keep))
 
-    def leave(self) -> None:
-        self.store.leave()
+    def hosts(self, place: str) -> int:
+        """On how many hosts something lies."""
+        key = f"{self.store.address.space}/{place}"
+        replicas = self.store.connection.call(lambda store: store.get_replica_desc(key))
+        return len({r.get_memory_descriptor().buffer_descriptor.transport_endpoint for r in replicas})
+
+    def said(self) -> list[str]:
+        """Its log."""
+        return [record.getMessage() for record in self._said.buffer]
 
     def send(self, name: str) -> str:
         """A chunk whose tensors go to Mooncake at once, encoded as on the wire."""

@@ -150,6 +150,33 @@ def test_the_transfer_buffer_bounds_what_one_tensor_may_take(quiet: Moon, peers:
     small.unlink(small.put(NAME, SEED, MIB // 2))
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_tensor_lies_on_as_many_hosts_as_it_should(replicas: int, quiet: Moon, peers: Peers) -> None:
+    peer = peers(quiet, replicas=replicas)
+    place = peer.put(NAME, SEED, 100)
+    assert peer.hosts(place) == replicas
+    assert peer.said() == []
+    peer.sweep()
+
+
+def test_fewer_hosts_than_it_should_lie_on_are_told(quiet: Moon, peers: Peers) -> None:
+    peer = peers(quiet, replicas=3)
+    peer.put(NAME, SEED, 100)
+    peer.put(NAME, SEED, 100)
+    (line,) = peer.said()
+    assert "lies on 2 of 3 hosts" in line
+    peer.sweep()
+
+
+def test_a_metadata_server_is_used_where_one_is_named(peers: Peers) -> None:
+    with moon(1, metadata=True) as made:
+        peer = peers(made, replicas=1, metadata=made.metadata, patience_s=0.5)
+        assert peers(made, metadata=made.metadata).read(peer.put(NAME, SEED, MIB), SEED, MIB)
+        lost = peers(made, metadata=f"http://127.0.0.1:{free_port()}/metadata", patience_s=0.5)
+        with pytest.raises(PeerError, match="Unreachable"):
+            lost.put(NAME, SEED, MIB)
+
+
 def test_a_host_that_dies_takes_nothing_along(peers: Peers) -> None:
     """Also not what is put and read before the master has noticed."""
     with moon(2) as made:

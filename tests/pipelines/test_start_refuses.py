@@ -21,6 +21,12 @@ CASES = {
         ["--stage", "thinker.devices=[cpu]", "--stage", "thinker.tensor-parallel-size=4"],
         "4 ranks, but devices lists only 1",
     ),
+    "settings of another store": (["--mooncake-replicas", "3"], "of no use without --store mooncake"),
+    "no master": (["--store", "mooncake"], "--store mooncake needs a master: start one"),
+    "no address": (
+        ["--store", "mooncake", "--mooncake-master", "here"],
+        "'here' is no address of a Mooncake master: HOST:PORT",
+    ),
 }
 
 
