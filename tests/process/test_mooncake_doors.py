@@ -37,10 +37,10 @@ def test_a_master_that_does_not_answer_is_named_with_the_cure() -> None:
 def test_what_start_is_told_reaches_all_who_use_it() -> None:
     with moon(0) as made:
         told = {"metadata": "http://10.0.0.1:8080/metadata", "buffer_mib": 7, "replicas": 3}
-        code = f"from broker.commands.stores import *; print(store_address('mooncake', {made.address!r}, **{told}))"
-        got = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
-        )
+        call = f"store_address('mooncake', {made.address!r}, **{told})"
+        code = f"from broker.commands.stores import store_address; print({call})"
+        command = [sys.executable, "-c", code]
+        got = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     assert Address.parse(got.stdout.strip()) == Address(made.address, **told)  # type: ignore[arg-type]
 
 
