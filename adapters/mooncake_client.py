@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
@@ -63,6 +64,8 @@ CODES = {
 CALL_S = 5.0  #: a call that moves nothing gets so long
 SLOWEST = 20e6  #: bytes per second that a transfer may be slow
 PROBE_S = 3.0
+REFUSED_S = 10.0  #: a master that has refused us is left alone for so long
+CLOSE_S = 1.0  #: calls under way get so long at the end
 DEFAULT_BUFFER_MIB = 64
 DEFAULT_REPLICAS = 2
 CURE = (
@@ -166,6 +169,7 @@ class Connection:
         self._pool: Any = None
         self._config: Any = None
         self._running: set[Future[Any]] = set()  #: calls that have not come back
+        self._not_before = 0.0  #: when a master that has refused us may be asked again
         self._pid = os.getpid()
 
     def connect(self) -> Any:
@@ -179,6 +183,8 @@ class Connection:
 
     def _open(self) -> None:
         module = library()
+        if time.monotonic() < self._not_before:
+            raise Unreachable(f"the Mooncake master at {self.address.master} has just refused us")
         ours = probe(self.address)
         os.environ.setdefault("MC_TCP_BIND_ADDRESS", ours)
         store = module.MooncakeDistributedStore()
@@ -192,6 +198,8 @@ class Connection:
         }
         code = self._within(CALL_S * 2, lambda: store.setup(setup), lambda late: store.close())
         if code != OK:
+            # Setting up holds Python's global lock, for seconds where a master is there but frozen.
+            self._not_before = time.monotonic() + REFUSED_S
             raise Unreachable(f"the Mooncake master at {self.address.master} refuses us: {in_words(code)}")
         self._pool = module.BufferPool(store, max_bytes=self.address.buffer_mib << 20, alignment=64)
         self._config = module.ReplicateConfig()
@@ -242,8 +250,13 @@ class Connection:
         """Ends the connection, unless a call that was left alone still uses it. Idempotent."""
         with self._lock:
             store, self._store = self._store, None
-            if store is None or self._running:
+        if store is None:
+            return
+        deadline = time.monotonic() + CLOSE_S
+        while self._running:
+            if time.monotonic() > deadline:
                 return
+            time.sleep(0.01)
         with contextlib.suppress(RuntimeError):
             self._pool.close()
         store.close()
@@ -281,16 +294,16 @@ class Connection:
         def run() -> None:
             try:
                 result = work()
+                with deciding:
+                    if not given_up:
+                        future.set_result(result)
+                if given_up:
+                    late(result)
             except BaseException as error:
-                future.set_exception(error)
-                return
+                if not future.done():
+                    future.set_exception(error)
             finally:
                 self._running.discard(future)
-            with deciding:
-                if not given_up:
-                    future.set_result(result)
-                    return
-            late(result)
 
         self._running.add(future)
         threading.Thread(target=run, daemon=True, name="mooncake").start()
