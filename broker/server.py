@@ -57,6 +57,8 @@ class Server:
         self._stuck: dict[Peer, list[Message]] = {}  #: of peers whose pipe is full; sent when it is not
         self._warned: set[Peer] = set()
         self._retry_due = False
+        self._lost: dict[Peer, None] = {}  #: a send found them gone
+        self._lost_due = False
         self._ports: dict[int, Port] = {}
         self._open([place.workers for place in places], b"gw")
         self._open([place.clients for place in places], b"c")
@@ -131,7 +133,7 @@ class Server:
     def _flush(self) -> None:
         """Writes the journal, then sends every peer what is due to it.
 
-        Peers that turn out gone are the core's next events.
+        Peers that turn out gone are events of the core, when what is there to be read has been.
         """
         self._estate.commit()
         while self._outbox:
@@ -145,6 +147,9 @@ class Server:
             for port in self._used:
                 port.poke()
             self._used.clear()
+            if self._lost and not self._lost_due:
+                self._lost_due = True
+                asyncio.get_running_loop().call_soon(self._on_lost)
             self._estate.commit()
         if self._removals:
             removals, self._removals = self._removals, []
@@ -162,8 +167,15 @@ class Server:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._handle(Lost(time.monotonic(), peer))
+            self._lost[peer] = None
         return True
+
+    def _on_lost(self) -> None:
+        """Peers have gone. What they said before is read by now: some have left on purpose."""
+        lost, self._lost, self._lost_due = self._lost, {}, False
+        for peer in lost:
+            self._handle(Lost(time.monotonic(), peer))
+        self._flush()
 
     def _retry_later(self) -> None:
         if not self._retry_due:

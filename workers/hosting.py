@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from adapters.disk import DiskStore
+from adapters.segment import shm_dir
 from adapters.store import Store, open_store
 from adapters.sweep import RunLock, segments, sweep, sweep_run, unlink_owner
 from broker.protocol import Hosts, Sweep, Unlink, Welcome
@@ -36,6 +37,7 @@ class Hosting:
     """
 
     def __init__(self, endpoint: str, data_host: str | None) -> None:
+        self._folder = shm_dir()
         self._serving = Serving(data_address(endpoint, data_host))
         self._run = ""
         self._text = ""
@@ -97,8 +99,8 @@ class Hosting:
 
     def _move_in(self) -> None:
         with contextlib.suppress(OSError):  # another guardian has it
-            self._lock = RunLock(self._run)
-        sweep()  # what runs that are over have left
+            self._lock = RunLock(self._run, self._folder)
+        sweep(self._folder)  # what runs that are over have left
 
     def hold(self) -> None:
         """Keeps others from taking the run for dead here. Due now and then: one guardian does it for all."""
@@ -109,7 +111,7 @@ class Hosting:
     def _take_over(self) -> None:
         if self._lock is None:
             with contextlib.suppress(OSError):
-                self._lock = RunLock(self._run, tries=1)
+                self._lock = RunLock(self._run, self._folder, tries=1)
 
     def _on_hosts(self, message: Hosts) -> None:
         self._book = message.book
@@ -120,7 +122,7 @@ class Hosting:
     def _unlink(self, message: Unlink) -> None:
         for arena in message.arenas:
             if arena.startswith(f"omni-{self._run}-"):
-                unlink_owner(arena)
+                unlink_owner(arena, self._folder)
         for name in message.names if isinstance(self._store, DiskStore) else ():
             self._store.discard(name)
 
@@ -128,7 +130,7 @@ class Hosting:
         self._do(self._sweep, message)
 
     def _sweep(self, message: Sweep) -> None:
-        for swept in sweep_run(self._run, set(message.arenas)):
+        for swept in sweep_run(self._run, set(message.arenas), self._folder):
             log.info("removed %s (%d bytes), whose owner is gone", swept.name, swept.bytes)
         if isinstance(self._store, DiskStore):
             self._store.sweep(set(message.names))
@@ -165,13 +167,13 @@ class Hosting:
                     await hurry.wait()
 
     def _left(self) -> bool:
-        return any(item.run == self._run and not item.owner_alive for item in segments())
+        return any(item.run == self._run and not item.owner_alive for item in segments(self._folder))
 
     def close(self, *, sweeps: bool) -> None:
         """Ends our part. ``sweeps``: with the broker gone, nobody else removes what is here."""
         self._end()
         if sweeps and self._away:
-            self._do(sweep)
+            self._do(sweep, self._folder)
         self._thread.shutdown()
 
     def _end(self) -> None:

@@ -187,11 +187,15 @@ class Worker:
             welcome.pipeline,
             self._stage,
             boot=welcome.boot,
-            store=welcome.store,
+            store=self.store(welcome),
         )
         self.process = WorkerProcess(config, self.engine)
         self.process.ready()
         self._beating = asyncio.ensure_future(self._beat())
+
+    def store(self, welcome: Welcome) -> str:
+        """What its engine writes to."""
+        return welcome.store
 
     def _hello(self) -> None:
         self._guardian.post(Hello(VERSION, "", self._stage, socket.gethostname(), os.getpid()))

@@ -1,0 +1,205 @@
+"""Workers on other hosts than the broker's: tensors go from host to host, and nothing stays on any."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.chunk import Payload
+from adapters.host import host_of, this_host
+from broker.client import BrokerError, RequestStream
+from tests.core.driver import line
+from tests.wire.far import Rig, far_rig
+from tests.wire.rig import Counter, eventually
+from workers.engine import Job
+
+FLOATS = 50_000
+
+
+class Doubler(Counter):
+    """Hands on what it reads, twice as large."""
+
+    def __init__(self, *, allowed: int | None = None) -> None:
+        super().__init__(1 << 30, allowed=allowed)
+
+    async def run(self, job: Job) -> AsyncIterator[Payload]:
+        self.jobs.append(job)
+        (stream,) = job.inputs.values()
+        async for item in stream:
+            while self.yielded >= self._allowed:
+                self._more.clear()
+                await self._more.wait()
+            self.yielded += 1
+            yield {"n": item["n"], "data": item["data"] * 2}
+
+
+class Climber(Counter):
+    """Keeps a large state, and goes on from it."""
+
+    resumes = True
+
+    async def run(self, job: Job) -> AsyncIterator[Payload]:
+        self.jobs.append(job)
+        state = job.resume_state or {"n": 0, "data": np.zeros(FLOATS, np.float32)}
+        for n in range(state["n"], self.total):
+            assert (state["data"] == n).all()
+            while n >= self._allowed:
+                self._more.clear()
+                await self._more.wait()
+            state = {"n": n + 1, "data": state["data"] + 1}
+            yield {"n": n}
+            await job.checkpoint(state)
+
+
+async def submit(rig: Rig, **more: Any) -> RequestStream:
+    given = {"request": [{"n": 0, "data": np.ones(FLOATS, np.float32)}]}
+    return await rig.client.submit("line", outputs=["out"], given=given, **more)
+
+
+async def rest(stream: RequestStream, first: int = 0) -> list[int]:
+    found = []
+    async for _, payload in stream:
+        assert (payload["data"] == 2 * payload["n"]).all()
+        found.append(payload["n"])
+    return found
+
+
+async def test_tensors_cross_three_hosts_and_leave_nothing(tmp_path: Path) -> None:
+    async with far_rig(tmp_path, line("a", "b")) as rig:
+        await rig.add("there", "a", Counter(12, floats=FLOATS))
+        await rig.add("yonder", "b", Doubler())
+        async with await submit(rig) as stream:
+            assert await rest(stream) == list(range(12))
+        arenas = [worker.process.arena for worker in rig.workers.values()]
+        await eventually(lambda: not any(arena.usage().blocks for arena in arenas), "all blocks to be freed")
+
+
+async def test_a_dead_engines_chunks_are_read_from_its_host_and_then_removed_there(tmp_path: Path) -> None:
+    async with far_rig(tmp_path, line("a", "b", retry={"attempts": 2})) as rig:
+        counter, doubler = Counter(4, floats=FLOATS), Doubler(allowed=0)
+        a = await rig.add("there", "a", counter)
+        await rig.add("yonder", "b", doubler)
+        stream = await submit(rig)
+        await eventually(lambda: counter.ended, "everything to be made")
+        await eventually(lambda: not a.process.running, "its end to be sent")
+        a.report_death()
+        assert rig.hosts["there"].segments
+        doubler.allow(4)
+        async with stream:
+            assert await rest(stream) == list(range(4))
+        await eventually(lambda: not rig.hosts["there"].segments, "the dead engine's memory to be removed")
+        rig.forget(a)
+        await a.close_guardian()
+
+
+async def test_a_host_whose_processes_all_died_serves_what_is_left_when_one_returns(
+    tmp_path: Path,
+) -> None:
+    async with far_rig(tmp_path, line("a", "b")) as rig:
+        counter, doubler = Counter(6, floats=FLOATS), Doubler(allowed=0)
+        a = await rig.add("there", "a", counter)
+        await rig.add("yonder", "b", doubler)
+        stream = await submit(rig)
+        await eventually(lambda: counter.ended, "everything to be made")
+        await eventually(lambda: not a.process.running, "its end to be sent")
+        await a.vanish()
+        rig.forget(a)
+        doubler.allow(6)  # at most five were brought ahead: one that it reads, and the window
+        await rig.add("there", "a", Counter(1))
+        async with stream:
+            assert await rest(stream) == list(range(6))
+        await eventually(lambda: not rig.hosts["there"].segments, "the memory to be removed", 40)
+
+
+async def test_an_input_out_of_reach_is_an_honest_error_that_names_host_and_edge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNI_FETCH_S", "0.3")
+    async with far_rig(tmp_path, line("a", "b", retry={"attempts": 2})) as rig:
+        counter, doubler = Counter(6, floats=FLOATS), Doubler(allowed=0)
+        a = await rig.add("there", "a", counter)
+        await rig.add("yonder", "b", doubler)
+        stream = await submit(rig)
+        await eventually(lambda: counter.ended, "everything to be made")
+        await a.vanish()
+        rig.forget(a)
+        doubler.allow(6)
+        with pytest.raises(BrokerError) as caught:
+            await rest(stream)
+        error = caught.value.error
+        assert (error.type, error.status, error.stage, error.attempts) == ("unreachable", 503, "b", 2)
+        assert "a -> b" in error.message
+        assert this_host(rig.hosts["there"].shm) in error.message
+        stream.done()
+        assert (await rig.client.letters("drop", "all")) is not None
+        rig.hosts["there"].lose()
+
+
+async def test_a_task_that_waits_for_a_silent_host_stops_at_once_when_it_is_cancelled(tmp_path: Path) -> None:
+    async with far_rig(tmp_path, line("a", "b")) as rig:
+        counter, doubler = Counter(6, floats=FLOATS), Doubler(allowed=0)
+        a = await rig.add("there", "a", counter)
+        b = await rig.add("yonder", "b", doubler)
+        stream = await submit(rig)
+        await eventually(lambda: counter.ended, "everything to be made")
+        await a.vanish()
+        rig.forget(a)
+        await eventually(lambda: doubler.jobs, "the job to wait for its inputs")
+        doubler.allow(6)
+        stream.abort()
+        await eventually(lambda: not b.process.running, "the task to end", 5)
+        rig.hosts["there"].lose()
+
+
+async def test_a_stage_goes_on_from_a_checkpoint_on_another_host(tmp_path: Path) -> None:
+    async with far_rig(tmp_path, line("a")) as rig:
+        first, second = Climber(6, allowed=3), Climber(6)
+        a = await rig.add("there", "a", first)
+        stream = await submit(rig)
+        for n in range(3):
+            assert (await anext(stream))[1]["n"] == n
+        await rig.add("yonder", "a", second)
+        await eventually(lambda: a.process.arena.usage().blocks, "a checkpoint")
+        a.report_death()
+        async with stream:
+            assert [payload["n"] async for _, payload in stream] == [3, 4, 5]
+        assert second.jobs[0].resume_state is not None
+        rig.forget(a)
+        await a.close_guardian()
+
+
+async def test_a_durable_edge_keeps_files_on_its_own_host_until_the_request_is_over(
+    tmp_path: Path,
+) -> None:
+    async with far_rig(tmp_path, line("a", "b").with_checkpoint("disk")) as rig:
+        counter, doubler = Counter(3, floats=FLOATS), Doubler(allowed=0)
+        await rig.add("there", "a", counter)
+        await rig.add("yonder", "b", doubler)
+        stream = await submit(rig, name="name0000")
+        await eventually(lambda: counter.ended, "everything to be made")
+        run = rig.client._lending.run
+        files = rig.hosts["there"].files
+        assert len(files) == 3
+        assert all(file.startswith(f"chunks-{run}/name0000/") for file in files)
+        assert {host_of(file.partition("/")[2]) for file in files} != {this_host(rig.hosts["there"].shm)}
+        doubler.allow(3)
+        async with stream:
+            assert await rest(stream) == [0, 1, 2]
+        await eventually(lambda: not (rig.hosts["there"].files or rig.hosts["yonder"].files), "files to go")
+
+
+async def test_requests_go_on_when_the_broker_dies_and_workers_are_elsewhere(tmp_path: Path) -> None:
+    async with far_rig(tmp_path, line("a", "b")) as rig:
+        counter, doubler = Counter(8, floats=FLOATS, allowed=4), Doubler()
+        await rig.add("there", "a", counter)
+        await rig.add("yonder", "b", doubler)
+        stream = await submit(rig)
+        assert (await anext(stream))[1]["n"] == 0
+        await rig.restart()
+        counter.allow(8)
+        async with stream:
+            assert await rest(stream) == list(range(1, 8))
