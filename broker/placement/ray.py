@@ -36,7 +36,9 @@ WAITS_S = 10.0  #: a worker that has waited for a node so long is told of
 FIRST_PAUSE_S = 0.2  #: between two actors of a worker that keeps failing
 LONGEST_PAUSE_S = 30.0
 SETTLED_S = 20.0  #: a worker that lived so long is started again at once
-LONGER_S = 5.0  #: a worker that drains ends by itself; after so much more it is killed
+LONGER_S = (
+    5.0  #: a worker drains, stays until what it made is read, and ends; after so much more it is killed
+)
 DRAIN_S = 30.0  #: of all workers when this process is to end
 
 
@@ -81,7 +83,7 @@ class Worker:
             self._end_actor()
         else:
             self._actor.drain.remote()
-            asyncio.get_running_loop().call_later(self._drain_s + LONGER_S, self._end_actor)
+            asyncio.get_running_loop().call_later(2 * self._drain_s + LONGER_S, self._end_actor)
 
     async def left(self, patience_s: float) -> None:
         """Waits until it has left, but not for longer; then it ends at once."""

@@ -125,7 +125,7 @@ def test_every_stage_has_its_workers_and_they_may_finish_what_they_hold() -> Non
         options = parsed(name)
         assert options["pipeline"] == pipeline.name
         assert options["drain_s"] >= pipeline.stages[options["stage"]].retry.timeout_s
-        assert pod(name)["terminationGracePeriodSeconds"] > options["drain_s"]
+        assert pod(name)["terminationGracePeriodSeconds"] > 2 * options["drain_s"]
 
 
 def test_ports_and_names_fit_together() -> None:
