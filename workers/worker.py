@@ -362,10 +362,15 @@ def find_engine(name: str) -> type[Engine]:
     return engine
 
 
+def make_engine(settings: config.EngineConfig) -> Engine:
+    """The stage's engine, with the batching that the edges into the stage ask for. It is not started."""
+    stage = settings.pipeline.batching(settings.stage)
+    return find_engine(stage.engine)(stage, device=settings.device)
+
+
 async def work(settings: config.EngineConfig) -> int:
     """Loads the engine and serves until told to stop. Returns the exit code."""
-    stage = settings.pipeline.batching(settings.stage)
-    engine = find_engine(stage.engine)(stage, device=settings.device)
+    engine = make_engine(settings)
     process = WorkerProcess(settings, engine)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
