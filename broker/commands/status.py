@@ -78,6 +78,10 @@ def _view(report: dict[str, Any]) -> Group:
     )
     refused = ", ".join(f"{escape(kind)} {count}" for kind, count in report["refused"].items())
     end = [foot, f"refused: {refused}"] if refused else [foot]
+    hosts = report["hosts"]
+    if hosts["others"]:
+        servers = len({address for addresses in hosts["book"].values() for address in addresses})
+        end.append(f"hosts: {len(hosts['others']) + 1}, with {servers} addresses of data servers")
     tables = [_stages(report), *_scaling(report), _workers(report)]
     return Group(Text.from_markup(head), *tables, *(Text.from_markup(line) for line in end))
 

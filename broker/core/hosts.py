@@ -99,6 +99,13 @@ class HostDesk:
         if self.book:
             self._core.board.send(peer, Hosts(self.book))
 
+    def report(self) -> dict[str, Any]:
+        """For people: our own name, who is on which other host, and where each can be asked for its memory."""
+        others = {
+            host: [f"{g.stage.label} {g.pid}" for g in there.values()] for host, there in self.others.items()
+        }
+        return {"here": self.here, "others": others, "book": self.book}
+
     # --- memory on other hosts
 
     def route(self, out: list[Instruction]) -> list[Instruction]:

@@ -130,6 +130,7 @@ def _status(core: Core, now: float) -> dict[str, Any]:
             "letters": len(core.requests.letters),
         },
         "clients": [{"kind": c.kind, "requests": len(c.requests)} for c in core.clients.values()],
+        "hosts": core.hosts.report(),
         "refused": dict(board.refused),
     }
 

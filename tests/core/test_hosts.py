@@ -89,6 +89,15 @@ def test_everybody_hears_where_memory_is_when_they_begin_and_when_it_changes() -
     assert books(d, a) == books(d, client) == [{THERE: AT_THERE}]
 
 
+def test_the_report_shows_hosts_and_where_they_are_read() -> None:
+    d = driver(line("a"))
+    a = join(d, "1", "a", THERE, AT_THERE)
+    report = d.core.hosts.report()
+    assert report == {"here": HERE, "others": {THERE: ["line/a 1"]}, "book": {THERE: AT_THERE}}
+    d.lose(guard(a))
+    assert d.core.hosts.report() == {"here": HERE, "others": {}, "book": {}}
+
+
 def test_a_client_serves_what_it_lends() -> None:
     d = driver(line("a"))
     a = join(d, "1", "a", HERE, [])
