@@ -151,13 +151,15 @@ class Hosting:
     async def linger(self, timeout_s: float, alive: Callable[[], bool], hurry: asyncio.Event) -> None:
         """Waits until what our engines have left is needed no longer, if nobody else here can serve it.
 
+        Of several that leave at once, one waits for all: the first in the book.
+
         Args:
             timeout_s: How long at most.
             alive: Whether the broker, which has it removed, is there.
             hurry: Ends the wait.
         """
-        serving = self._book.get(self._serving.host, [])
-        if not self._serving.data or not set(serving) <= set(self._serving.data):
+        serving, ours = set(self._book.get(self._serving.host, [])), set(self._serving.data)
+        if not ours or (serving - ours and not (self._away and min(serving) in ours)):
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s

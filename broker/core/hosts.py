@@ -100,7 +100,7 @@ class HostDesk:
             self._core.board.send(peer, Hosts(self.book))
 
     def report(self) -> dict[str, Any]:
-        """For people: our own name, who is on which other host, and where each can be asked for its memory."""
+        """For people: our own name, who is on which other host, and where each can be read."""
         others = {
             host: [f"{g.stage.label} {g.pid}" for g in there.values()] for host, there in self.others.items()
         }

@@ -27,10 +27,10 @@ log = logging.getLogger("gateway")
 LEAVE_S = 3.0  #: how long open requests may go on after SIGTERM
 
 
-async def serve(host: str, port: int, address: str | None, settings: Settings) -> int:
+async def serve(host: str, port: int, address: str | None, data_host: str | None, settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit code."""
     try:
-        link = BrokerLink(address)
+        link = BrokerLink(address, data_host)
         api_keys = ApiKeys.load(Path(settings.api_keys)) if settings.api_keys else ApiKeys()
     except (AddressError, ApiKeysError) as error:
         log.error("%s", error)
@@ -73,16 +73,17 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 picks a free one")
     parser.add_argument("--address", default=None, help="ipc:///folder or tcp://127.0.0.1:port of the broker")
+    parser.add_argument("--data-host", default=None, help="where other machines read what is uploaded here")
     parser.add_argument("--log-level", default="INFO")
     add_options(parser)
     arguments = vars(parser.parse_args())
     logging.basicConfig(level=arguments.pop("log_level").upper(), format="%(message)s")
-    host, port, address = (arguments.pop(name) for name in ("host", "port", "address"))
+    host, port, address, data = (arguments.pop(n) for n in ("host", "port", "address", "data_host"))
     try:
         settings = Settings(**arguments)
     except ValueError as error:
         parser.error(str(error))
-    sys.exit(uvloop.run(serve(host, port, address, settings)))
+    sys.exit(uvloop.run(serve(host, port, address, data, settings)))
 
 
 if __name__ == "__main__":

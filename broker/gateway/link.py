@@ -22,10 +22,11 @@ class BrokerLink:
 
     Args:
         address: Of the broker, see :func:`broker.address.endpoints`.
+        data_host: Where other hosts read what is uploaded here, see :func:`broker.serving.data_address`.
     """
 
-    def __init__(self, address: str | None) -> None:
-        self._client = Client(address, kind="gateway")
+    def __init__(self, address: str | None, data_host: str | None = None) -> None:
+        self._client = Client(address, kind="gateway", data_host=data_host)
         self._connecting: asyncio.Task[None] | None = None
         self._models: dict[str, Model] = {}
         self._known: object = None
