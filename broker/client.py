@@ -390,5 +390,6 @@ class Client:
             await asyncio.sleep(self._beat_s)
             self._silent_s += self._beat_s
             self._connection.post(Beat())
+            self._lending.look()
             if self._silent_s > self._patience_s:
                 self._streams.fail_all(BrokerGone(f"the broker at {self._endpoint} does not answer"))

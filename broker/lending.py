@@ -74,6 +74,10 @@ class Lending:
         if self._kind == "gateway" or self._serving.data:
             self._serve()
 
+    def look(self) -> None:
+        """Due now and then, see :meth:`broker.serving.Serving.look`."""
+        self._serving.look()
+
     @property
     def untold(self) -> bool:
         """Whether the broker has yet to hear where what is lent can be read; :meth:`connect` says so."""

@@ -19,6 +19,7 @@ from broker.address import AddressError, is_loopback, make_state_dir, state_dir
 
 if TYPE_CHECKING:
     from adapters.net.server import DataServer
+    from adapters.reader import Reader
 
 VARIABLE = "OMNI_DATA_HOST"
 
@@ -99,6 +100,7 @@ class Serving:
         self.host = this_host(shm_dir())
         self.store_host = ""  #: the name of the store that is served too
         self._server: DataServer | None = None
+        self._reader: Reader | None = None
         self._store: DiskStore | None = None
         self._run = ""
 
@@ -126,17 +128,24 @@ class Serving:
         if isinstance(store, DiskStore):  # others are read by everybody as they are
             self._store = store
             self.store_host = store.name()
-        self._server = DataServer(run, self.address, Reader(shm_dir(), store=self._store), secure=secure)
+        self._reader = Reader(shm_dir(), store=self._store)
+        self._server = DataServer(run, self.address, self._reader, secure=secure)
         self._run = run
 
     def look(self) -> None:
-        """Due now and then: an empty store may have been removed, and made again under another name."""
+        """Due now and then: lets go of memory that was removed, and learns a store's new name.
+
+        It has one where it was empty, and was removed and made again.
+        """
+        if self._reader is not None:
+            self._reader.trim()
         if self._store is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 self.store_host = self._store.name()
 
     def close(self) -> None:
         """Ends it. Idempotent."""
         if self._server is not None:
             self._server.close()
-        self._server, self._store, self._run, self.store_host = None, None, "", ""
+        self._server, self._reader, self._store = None, None, None
+        self._run = self.store_host = ""
