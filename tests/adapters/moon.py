@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ from adapters.process import dies_with_parent, python
 from tests.leftovers import until
 
 ROOT = Path(__file__).parents[2]
-CLIENT_TTL_S = 2  #: silence after which the master takes a process that gives memory for dead
+CLIENT_TTL_S = 3  #: silence after which the master takes a process that gives memory for dead
 MEMORY_MIB = 64  #: of each
 RUN = "5eed5eed5eed5eed"
 
@@ -58,6 +59,7 @@ class Moon:
     def __init__(self, folder: Path, *, metadata: bool = False) -> None:
         self.port = free_port()
         self.metadata_port = free_port() if metadata else 0
+        self.metrics_port = free_port()
         self.master: subprocess.Popen[bytes]
         self.memory: list[subprocess.Popen[bytes]] = []
         self._log = (folder / "moon.log").open("ab")
@@ -70,7 +72,7 @@ class Moon:
     def start_master(self) -> None:
         web = ("--enable_http_metadata_server", f"--http_metadata_server_port={self.metadata_port}")
         where = ("--rpc_address=127.0.0.1", f"--rpc_port={self.port}", f"--client_ttl={CLIENT_TTL_S}")
-        more = ("--metrics_host=127.0.0.1", f"--metrics_port={free_port()}", "--logtostderr")
+        more = ("--metrics_host=127.0.0.1", f"--metrics_port={self.metrics_port}", "--logtostderr")
         self.master = self._start("mooncake.cli", *where, *more, *(web if self.metadata_port else ()))
         until(self._answers, "Mooncake's master", 20.0)
 
@@ -81,7 +83,7 @@ class Moon:
             return "P2PHANDSHAKE"
         return f"http://127.0.0.1:{self.metadata_port}/metadata"
 
-    def give_memory(self) -> subprocess.Popen[bytes]:
+    def give_memory(self) -> None:
         """One more host."""
         ours = f"127.0.0.{len(self.memory) + 2}"
         where = (f"--host={ours}", f"--port={free_port()}", f"--master_server_address={self.address}")
@@ -91,7 +93,15 @@ class Moon:
             "--logtostderr",
         )
         self.memory.append(self._start("mooncake.cli_client", *where, *more))
-        return self.memory[-1]
+        until(lambda: len(self.segments()) == len(self.memory), "memory to be known to the master", 20.0)
+
+    def segments(self) -> list[str]:
+        """Whose memory the master knows."""
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.metrics_port}/get_all_segments", timeout=10
+        ) as got:
+            text: str = got.read().decode()
+        return text.split()
 
     def _start(self, module: str, *options: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
