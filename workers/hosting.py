@@ -123,8 +123,9 @@ class Hosting:
         for arena in message.arenas:
             if arena.startswith(f"omni-{self._run}-"):
                 unlink_owner(arena, self._folder)
-        for name in message.names if isinstance(self._store, DiskStore) else ():
-            self._store.discard(name)
+        if isinstance(self._store, DiskStore):
+            for name in message.names:
+                self._store.discard(name)
 
     def _on_sweep(self, message: Sweep) -> None:
         self._do(self._sweep, message)

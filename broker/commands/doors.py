@@ -44,7 +44,7 @@ def use_data_host(chosen: str | None, listen: str | None) -> None:
         return
     from broker.serving import VARIABLE, data_address, own_address
 
-    host = chosen or urlsplit(listen).hostname or ""  # type: ignore[type-var]
+    host = chosen or urlsplit(listen or "").hostname or ""
     address = own_address() if chosen is None and host in ("0.0.0.0", "::") else data_address("", host)
     if not is_loopback(address or "") and keys_dir() is None:
         raise AddressError(

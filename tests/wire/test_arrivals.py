@@ -80,6 +80,12 @@ class Consumer:
         self.arena.close()
 
 
+@pytest.fixture(autouse=True)
+def pieces_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends are in this process, which keeps what UCX opens; `tests/net` has processes for it."""
+    monkeypatch.setattr("adapters.net.server.has_ucx", lambda: False)
+
+
 @pytest.fixture
 def consumers(tmp_path: Path) -> Iterator[Any]:
     made: list[Consumer] = []

@@ -20,6 +20,12 @@ from workers.engine import Job
 FLOATS = 50_000
 
 
+@pytest.fixture(autouse=True)
+def pieces_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends are in this process, which keeps what UCX opens; `tests/net` has processes for it."""
+    monkeypatch.setattr("adapters.net.server.has_ucx", lambda: False)
+
+
 class Doubler(Counter):
     """Hands on what it reads, twice as large."""
 
@@ -168,6 +174,7 @@ async def test_a_stage_goes_on_from_a_checkpoint_on_another_host(tmp_path: Path)
         async with stream:
             assert [payload["n"] async for _, payload in stream] == [3, 4, 5]
         assert second.jobs[0].resume_state is not None
+        await eventually(lambda: not rig.hosts["there"].segments, "the dead engine's memory to be removed")
         rig.forget(a)
         await a.close_guardian()
 
