@@ -37,6 +37,7 @@ class Lending:
         self._abroad: Abroad
         self._arena: SharedMemory
         self._store: Store | None = None
+        self._away = False  #: the store is this host's, and the broker is on another
         self._old: list[SharedMemory] = []  #: the broker gave us up, and reaps them itself
 
     @property
@@ -65,8 +66,8 @@ class Lending:
             self._old.append(self._arena)
         self.run = run
         if self._store is not None and self._store.text != store:
-            self._store.leave()
-            self._store = None
+            self._leave_store()
+        self._away = store != broker.store
         if self._store is None and store:
             self._store = open_store(store)
         self._arena = SharedMemory(run, store=self._store)
@@ -152,8 +153,15 @@ class Lending:
         stays = [arena.leave() for arena in arenas]
         if any(stays):
             sweep()
-        if self._store is not None:
+        self._leave_store()
+
+    def _leave_store(self) -> None:
+        """The broker's stays as it is; one of our host's goes, if nothing is in it."""
+        if self._store is not None and self._away:
+            self._store.close()
+        elif self._store is not None:
             self._store.leave()
+        self._store = None
 
 
 def _take_back(chunk: Chunk, arena: SharedMemory) -> None:

@@ -24,7 +24,17 @@ from adapters.process import dies_with_parent, python
 from adapters.segment import shm_dir
 from broker.address import endpoints
 from broker.keys import make
-from broker.protocol import VERSION, Bye, Connect, Inspect, Report, decode_to_client, encode, new_peer
+from broker.protocol import (
+    VERSION,
+    Bye,
+    Connect,
+    Inspect,
+    Letters,
+    Report,
+    decode_to_client,
+    encode,
+    new_peer,
+)
 from scripts.benchmarks.house import GONE_S, PREFIX, START_S, STOP_S, Leaks
 from scripts.benchmarks.lan import Lan, Traffic
 
@@ -219,8 +229,12 @@ class Cluster:
         self.until(lambda: sum(len(self.workers(stage)) for stage in stages) >= len(wanted), timeout_s)
 
     def stop(self) -> Leaks:
-        """Ends it as a user does, workers first, and says what is left. Nothing of it runs afterwards."""
+        """Ends it as a user does, workers first, and says what is left. Nothing of it runs afterwards.
+
+        Dead letters are dropped before, since a clean stop keeps them.
+        """
         self.lan.restore(*range(len(self.hosts)))
+        self._ask(Letters(1, "drop", "all"))
         left = 0
         for group in (self.others, [self.first]):
             for host in group:
@@ -262,11 +276,14 @@ class Cluster:
 
     def status(self) -> dict[str, Any] | None:
         """The broker's report, or None while it does not answer."""
+        return self._ask(Inspect(1, "status"))
+
+    def _ask(self, question: Inspect | Letters) -> dict[str, Any] | None:
         with zmq.Context.instance().socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.IDENTITY, new_peer("c"))
             dealer.setsockopt(zmq.LINGER, 500)
             dealer.connect(endpoints(self.local).clients)
-            dealer.send(encode([Connect(VERSION, "cli"), Inspect(1, "status")]))
+            dealer.send(encode([Connect(VERSION, "cli"), question]))
             while dealer.poll(ANSWER_MS):
                 for message in decode_to_client(dealer.recv()):
                     if isinstance(message, Report):
