@@ -223,7 +223,7 @@ class Connection:
             raise
         return self._transfer(
             lease,
-            lambda: store.put_from(key, lease.ptr, size, self._config),
+            lambda: int(store.put_from(key, lease.ptr, size, self._config)),
             lambda late: store.remove(key, True),
         )
 
