@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,8 +67,8 @@ def pipeline(checkpoint: str) -> dict[str, Any]:
     }
 
 
-def body(model: str, number: int) -> dict[str, Any]:
-    """The n-th request, of 10 to 31 words."""
+def body(model: str, number: int, pause_s: float = PAUSE_S) -> dict[str, Any]:
+    """The n-th request, of 10 to 31 words with a pause between them."""
     text = " ".join(f"w{number}-{word}" for word in range(10 + 3 * (number % PROMPTS)))
     return {
         "model": model,
@@ -76,7 +77,7 @@ def body(model: str, number: int) -> dict[str, Any]:
         "audio": {"voice": "alloy", "format": "pcm16"},
         "seed": number,
         "stream": True,
-        "sampling_params_list": [{"chunk_sleep_s": PAUSE_S}, None, None, None],
+        "sampling_params_list": [{"chunk_sleep_s": pause_s}, None, None, None],
     }
 
 
@@ -113,7 +114,7 @@ class Strikes:
         death = Death(kind, time.monotonic())
         for caller in self._load.callers:
             if caller.streaming:
-                caller.touched(death)
+                caller.touched(death, "audio")
         if kind == "host killed":
             await self._kill(numbers, seconds)
         else:
@@ -167,7 +168,7 @@ def table(strikes: Sequence[Strike], load: Load) -> list[dict[str, Any]]:
                     "strike": kind,
                     "times": len(of_kind),
                     "hosts": sum(strike.hosts for strike in of_kind),
-                    "next event p50 s": quantile(seconds, 0.5) if seconds else "-",
+                    "next audio p50 s": quantile(seconds, 0.5) if seconds else "-",
                     "longest s": max(seconds) if seconds else "-",
                     "workers back p50 s": quantile(back, 0.5) if back else "-",
                 }
@@ -204,8 +205,10 @@ async def disturbed(home: Cluster, options: argparse.Namespace, say: Callable[[s
     """The load and all the strikes; figures but for what the end leaves."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, read_bufsize=1 << 20) as session:
+        hurried = Load(home.url, session, [NAME], partial(body, pause_s=0.0))
+        await hurried.undisturbed()
         load = Load(home.url, session, [NAME], body)
-        await load.undisturbed()
+        load.references = hurried.references
         running = asyncio.create_task(load.run(options.streams))
         strikes = Strikes(home, load, options.seed)
         happened: list[Strike] = []
