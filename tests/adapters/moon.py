@@ -97,9 +97,14 @@ class Moon:
 
     def segments(self) -> list[str]:
         """Whose memory the master knows."""
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{self.metrics_port}/get_all_segments", timeout=10
-        ) as got:
+        return self._ask("get_all_segments")
+
+    def stored(self) -> list[str]:
+        """The keys of what lies in it."""
+        return self._ask("get_all_keys")
+
+    def _ask(self, what: str) -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/{what}", timeout=10) as got:
             text: str = got.read().decode()
         return text.split()
 

@@ -1,0 +1,41 @@
+"""The broker's machine goes down, and Mooncake, on others, does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from adapters.chunk import Payload
+from tests.adapters.moon import moon
+from tests.house import House
+from tests.process.steps_engine import HANGS_AT
+from tests.process.test_checkpoints import assert_undisturbed, kept, machine_goes_down, steps, submit
+
+NAME = "in-mooncake-please"
+
+
+async def test_what_was_open_goes_on_from_mooncake_and_is_removed_at_its_end(
+    house: Callable[..., House], tmp_path: Path
+) -> None:
+    with moon(1) as made:
+        options = ("--checkpoint", "disk", "--store", "mooncake", "--mooncake-master", made.address)
+        home = steps(house, tmp_path, *options, "--mooncake-replicas", "1")
+        given: list[Payload] = []
+        async with home.client() as client:
+            stream = await submit(client, name=NAME, stored=True, hangs=True)
+            while len(given) < HANGS_AT:
+                given.append(kept((await anext(stream))[1]))
+            assert HANGS_AT + 2 <= len([key for key in made.stored() if f"/{NAME}/mc" in key]) <= HANGS_AT + 3
+            machine_goes_down(home)
+        assert [path.name for path in home.state_dir.glob("chunks/*")] == []
+        home.start("--pipeline", str(tmp_path / "pipeline.yaml"), *options, "--mooncake-replicas", "1")
+        async with home.client() as client:
+            stream = await client.attach(NAME, {"text": HANGS_AT})
+            async with stream:
+                async for _, payload in stream:
+                    given.append(kept(payload))
+                    del payload
+                stream.abort()  # a stored answer is kept for others, unless it is told to go
+        assert_undisturbed(given)
+        await asyncio.to_thread(home.until, lambda: made.stored() == [])
