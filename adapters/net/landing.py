@@ -73,14 +73,16 @@ class Landing:
         if handle.transport == "mooncake":
             return await self._stored(handle.block.place, handle.nbytes)
         copied = bool(handle.copy) and self._store is not None and self._store.transport == "mooncake"
-        try:
-            async with asyncio.timeout(COPY_AFTER_S + handle.nbytes / SLOWEST if copied else None):
-                if self.fetcher is not None:
-                    return await self.fetcher.fetch(handle, transport)
-            raise Unreachable(f"{handle.block.place} lies on another host, and this process fetches none")
-        except (TimeoutError, BadHandle, Unreachable):
+        if self.fetcher is None:
             if not copied:
-                raise
+                raise Unreachable(f"{handle.block.place} lies on another host, and this process fetches none")
+        elif not copied or host_of(handle.block.place) in self.fetcher.book:
+            try:
+                async with asyncio.timeout(COPY_AFTER_S + handle.nbytes / SLOWEST if copied else None):
+                    return await self.fetcher.fetch(handle, transport)
+            except (TimeoutError, BadHandle, Unreachable):
+                if not copied:
+                    raise
         return await self._stored(handle.copy, handle.nbytes)
 
     async def _stored(self, place: str, nbytes: int) -> bytes:
