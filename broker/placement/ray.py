@@ -12,7 +12,9 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,16 +31,16 @@ from broker.placement.keeper import Keeper
 from broker.placement.roster import Guardian, Post, Roster, posts
 from pipelines.graph import Pipeline
 
-log = logging.getLogger("ray")
+log = logging.getLogger("placer")
 
 ASK_EVERY_S = 1.0
 WAITS_S = 10.0  #: a worker that has waited for a node so long is told of
 FIRST_PAUSE_S = 0.2  #: between two actors of a worker that keeps failing
 LONGEST_PAUSE_S = 30.0
 SETTLED_S = 20.0  #: a worker that lived so long is started again at once
-LONGER_S = (
-    5.0  #: a worker drains, stays until what it made is read, and ends; after so much more it is killed
-)
+KNOCK_S = 5.0  #: the cluster's head opens its port within so long
+CONNECT_S = 60.0  #: and takes us for a driver within so long
+LONGER_S = 5.0  #: a worker that was given the time to leave is killed after so much more
 DRAIN_S = 30.0  #: of all workers when this process is to end
 
 
@@ -200,9 +202,17 @@ def nodes() -> list[Demand]:
 
 
 def connect(ray_address: str) -> None:
-    """Makes this process a driver of a running cluster. Raises NoCluster."""
+    """Makes this process a driver of a running cluster. Raises NoCluster; ends the process after CONNECT_S.
+
+    Ray itself waits for minutes where nobody answers, in code that can't be interrupted.
+    """
     import ray
 
+    if ray_address != "auto":
+        _knock(ray_address)
+    late = threading.Timer(CONNECT_S, _too_late, (ray_address,))
+    late.daemon = True
+    late.start()
     try:
         ray.init(
             address=ray_address,
@@ -211,11 +221,31 @@ def connect(ray_address: str) -> None:
             logging_level=logging.WARNING,
         )
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise NoCluster(
-            f"no Ray cluster at {ray_address} ({reason}); start one with `ray start --head` and join it on "
-            "this machine, or name its address with --ray-address"
-        ) from None
+        raise _no_cluster(ray_address, str(error).strip() or type(error).__name__) from None
+    finally:
+        late.cancel()
+
+
+def _knock(ray_address: str) -> None:
+    """Raises NoCluster where nobody listens."""
+    try:
+        parts = urlsplit(f"//{ray_address}")
+        socket.create_connection((parts.hostname or "", parts.port or 0), KNOCK_S).close()
+    except (OSError, ValueError) as error:
+        raise _no_cluster(ray_address, str(error)) from None
+
+
+def _no_cluster(ray_address: str, reason: str) -> NoCluster:
+    return NoCluster(
+        f"no Ray cluster at {ray_address} ({reason.splitlines()[0]}); start one with `ray start --head`, or "
+        "join it on this machine, and name its address with --ray-address"
+    )
+
+
+def _too_late(ray_address: str) -> None:
+    log.error("%s", _no_cluster(ray_address, f"no answer within {CONNECT_S:g} s"))
+    logging.shutdown()
+    os._exit(USAGE)
 
 
 def reachable(listen: str) -> str:

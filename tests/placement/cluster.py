@@ -41,11 +41,9 @@ class Cluster:
 
     def _ray(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         environment = {**self._home.env, **QUICK, "OMNI_TEST_NODE": str(self.folder(name))}
-        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", "--node-ip-address"]
+        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"]
         with (self._home.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*command, "127.0.0.1", *MEMORY, *options], env=environment, stdout=log, stderr=log
-            )
+            process = subprocess.Popen([*command, *MEMORY, *options], env=environment, stdout=log, stderr=log)
         self._processes.append(process)
         return process
 
