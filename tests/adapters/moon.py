@@ -32,7 +32,6 @@ from adapters.process import dies_with_parent, python
 from tests.leftovers import until
 
 ROOT = Path(__file__).parents[2]
-CLIENT_TTL_S = 3  #: silence after which the master takes a process that gives memory for dead
 MEMORY_MIB = 64  #: of each
 RUN = "5eed5eed5eed5eed"
 
@@ -56,7 +55,8 @@ def _missing() -> str:
 class Moon:
     """A master, and processes that give memory, each on an address of loopback of its own."""
 
-    def __init__(self, folder: Path, *, metadata: bool = False) -> None:
+    def __init__(self, folder: Path, *, metadata: bool, client_ttl_s: int) -> None:
+        self._client_ttl_s = client_ttl_s
         self.port = free_port()
         self.metadata_port = free_port() if metadata else 0
         self.metrics_port = free_port()
@@ -71,7 +71,7 @@ class Moon:
 
     def start_master(self) -> None:
         web = ("--enable_http_metadata_server", f"--http_metadata_server_port={self.metadata_port}")
-        where = ("--rpc_address=127.0.0.1", f"--rpc_port={self.port}", f"--client_ttl={CLIENT_TTL_S}")
+        where = ("--rpc_address=127.0.0.1", f"--rpc_port={self.port}", f"--client_ttl={self._client_ttl_s}")
         more = ("--metrics_host=127.0.0.1", f"--metrics_port={self.metrics_port}", "--logtostderr")
         self.master = self._start("mooncake.cli", *where, *more, *(web if self.metadata_port else ()))
         until(self._answers, "Mooncake's master", 20.0)
@@ -130,11 +130,17 @@ class Moon:
 
 
 @contextmanager
-def moon(hosts: int, *, metadata: bool = False) -> Iterator[Moon]:
-    """A Mooncake with the memory of so many hosts; ``metadata``: and with a metadata server."""
+def moon(hosts: int, *, metadata: bool = False, client_ttl_s: int = 10) -> Iterator[Moon]:
+    """A Mooncake with the memory of so many hosts.
+
+    Args:
+        hosts: How many.
+        metadata: Whether it has a metadata server.
+        client_ttl_s: Silence after which its master takes a process that gives memory for dead.
+    """
     need()
     with tempfile.TemporaryDirectory(prefix="omni-test-moon-", dir="/dev/shm") as folder:
-        made = Moon(Path(folder), metadata=metadata)
+        made = Moon(Path(folder), metadata=metadata, client_ttl_s=client_ttl_s)
         try:
             for _ in range(hosts):
                 made.give_memory()

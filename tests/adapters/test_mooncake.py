@@ -179,7 +179,7 @@ def test_a_metadata_server_is_used_where_one_is_named(peers: Peers) -> None:
 
 def test_a_host_that_dies_takes_along_only_what_lies_on_it_alone(peers: Peers) -> None:
     """Nor does it hinder what is put and read before the master has noticed."""
-    with moon(2) as made:
+    with moon(2, client_ttl_s=2) as made:
         peer, other, careless = peers(made), peers(made), peers(made, replicas=1)
         places = [peer.put(NAME, seed, MIB) for seed in range(6)]
         single = [careless.put(NAME, seed, 1000) for seed in range(24)]
