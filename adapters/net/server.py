@@ -102,6 +102,11 @@ class DataServer:
         self._thread = threading.Thread(target=self._serve, name="data-server", daemon=True)
         self._thread.start()
 
+    @property
+    def lends(self) -> bool:
+        """Whether blocks go by UCX from here, by now."""
+        return self._lender is not None
+
     def close(self) -> None:
         """Ends the thread and frees the port; what is under way is cut off. Idempotent."""
         if self._closing:

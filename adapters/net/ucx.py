@@ -1,8 +1,9 @@
 """Blocks by UCX: over RDMA where there is any, else over TCP, straight from the mapping into the buffer.
 
-The fetching side posts its receives, then presents the ticket on an endpoint of its own; the serving side
-answers by tagged sends. Tags are drawn for each ticket, so no two transfers meet; a ticket is good once. A
-block goes in parts, so that both sides see it move, and give up one that doesn't.
+The fetching side presents the ticket on an endpoint of its own; the serving side answers by tagged sends.
+Tags are drawn for each ticket, so no two transfers meet; a ticket is good once. A block goes in parts, so
+that both sides see it move, and give up one that doesn't. A receive is posted when its message has been
+announced, not before: one without a message belongs to no connection, and UCXX can't call it back.
 
 UCX's listener is open to all who reach the machine (it can't be bound to one address), and what it moves is
 not encrypted. Who presents no ticket within a second, or a wrong one, is disconnected.
@@ -33,6 +34,7 @@ STALLED_S = 30.0  #: a transfer of which no part ends is cut off by its sender
 
 _TAG_BITS = 64
 _PART_BITS = 20  #: of the tag, for the part's number
+_TAGS = (1 << _TAG_BITS) - (1 << _PART_BITS)  #: the bits that are a block's
 
 
 class _Lent:
@@ -65,7 +67,7 @@ class UcxLender:
         self._lent: dict[bytes, _Lent] = {}
         self._guests: list[_Guest] = []
         self._listener: Any = None
-        self._thread = UcxThread("ucx-lender", self._begin, self._tick)
+        self._thread = UcxThread("ucx-lender", self._begin, lambda: False, self._tick)
         self._port: int = self._listener.port
 
     def lend(self, number: int, data: memoryview) -> Ticket:
@@ -156,9 +158,13 @@ class UcxLender:
 class _Pull:
     """A block on its way."""
 
-    def __init__(self, done: asyncio.Future[None], count: int) -> None:
+    def __init__(self, tag: int, into: memoryview, done: asyncio.Future[None]) -> None:
+        self.tag = tag
+        self.into = into
         self.done = done
-        self.left = count
+        self.parts = parts(into)
+        self.expected = len(self.parts)  #: that were not announced yet
+        self.left = len(self.parts)  #: that are not here
         self.moved = time.monotonic()
 
 
@@ -179,12 +185,13 @@ class UcxPuller:
     def __init__(self, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
         self._fars: dict[tuple[str, int], _Far] = {}
-        self._thread = UcxThread("ucx-puller", self._begin, self._tick)
+        self._thread = UcxThread("ucx-puller", self._begin, self._look, self._tick)
 
     async def pull(self, host: str, ticket: Ticket, into: memoryview) -> None:
         """See :meth:`adapters.net.movers.Puller.pull`."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._thread.call(lambda: self._present((host, ticket.port), ticket, into, done))
+        pull = _Pull(ticket.tag, into, done)
+        self._thread.call(lambda: self._present((host, ticket.port), ticket, pull))
         await done
 
     def close(self) -> None:
@@ -197,23 +204,15 @@ class UcxPuller:
     def _begin(self, thread: UcxThread) -> None:
         self._thread = thread
 
-    def _present(
-        self, address: tuple[str, int], ticket: Ticket, into: memoryview, done: asyncio.Future[None]
-    ) -> None:
+    def _present(self, address: tuple[str, int], ticket: Ticket, pull: _Pull) -> None:
         api, array = self._thread.api, self._thread.array
-        pieces = list(parts(into))
-        pull = _Pull(done, len(pieces))
+        far = self._fars.get(address)
         try:
-            far = self._fars.get(address)
             if far is None:
                 endpoint = api.UCXEndpoint.create(self._thread.worker, *address, True)
                 far = self._fars[address] = _Far(address, endpoint)
             far.pulls.append(pull)
             self._thread.busy = True
-            for number, piece in enumerate(pieces):
-                target = array(piece)
-                request = far.endpoint.tag_recv(target, api.UCXXTag(ticket.tag + number))
-                self._thread.watch(request, lambda error: self._received(far, pull, error), (target, into))
             key = array(np.frombuffer(ticket.key, np.uint8))
             request = far.endpoint.stream_send(key)
             self._thread.watch(request, lambda error: self._shown(far, error), key)
@@ -221,6 +220,33 @@ class UcxPuller:
             self._settle(pull, error)
             if far is not None:
                 self._leave(far, error)
+
+    def _look(self) -> bool:
+        """Receives what has been announced; whether anything has."""
+        api, found = self._thread.api, False
+        mask = api.UCXXTagMask(_TAGS)
+        for far in list(self._fars.values()):
+            if far.pulls and not far.endpoint.alive:
+                self._leave(far, ConnectionResetError("the connection broke"))
+            for pull in list(far.pulls):
+                while pull.expected and far.pulls:
+                    message = self._thread.worker.tag_probe(api.UCXXTag(pull.tag), mask, True)
+                    if not message.matched:
+                        break
+                    found = True
+                    self._receive(far, pull, message)
+        return found
+
+    def _receive(self, far: _Far, pull: _Pull, message: Any) -> None:
+        number = message.sender_tag.value & ~_TAGS
+        if number >= len(pull.parts) or message.length != len(pull.parts[number]):
+            self._leave(far, AdapterError(f"part {number} of a block has {message.length} bytes"))
+            return
+        pull.expected -= 1
+        pull.moved = time.monotonic()
+        target = self._thread.array(pull.parts[number])
+        request = far.endpoint.tag_recv_with_handle(target, message)
+        self._thread.watch(request, lambda error: self._received(far, pull, error), (target, pull))
 
     def _shown(self, far: _Far, error: Exception | None) -> None:
         if error is not None:
@@ -243,6 +269,7 @@ class UcxPuller:
             self._thread.close_endpoint(far.endpoint)
         pulls, far.pulls = far.pulls, []
         for pull in pulls:
+            self._thread.drop(self._thread.api.UCXXTag(pull.tag), self._thread.api.UCXXTagMask(_TAGS))
             self._settle(pull, error)
 
     @staticmethod

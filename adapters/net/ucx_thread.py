@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import select
@@ -19,9 +20,6 @@ CLOSE_S = 2.0  #: what is under way when all is closed gets so long
 
 _log = logging.getLogger(__name__)
 
-#: What UCX may still write to or read from after it was told to stop; its destructors would wait for ever.
-_left_behind: list[object] = []
-
 
 class _Watched(NamedTuple):
     request: Any
@@ -35,17 +33,25 @@ class UcxThread:
     Args:
         name: Of the thread.
         begin: Called on it first, with us.
+        look: Called on it after each progress; whether it found something to do.
         tick: Called on it about four times a second while anything is :attr:`busy`.
 
     Raises AdapterError when UCX can't be started.
     """
 
-    def __init__(self, name: str, begin: Callable[[UcxThread], None], tick: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[UcxThread], None],
+        look: Callable[[], bool],
+        tick: Callable[[], None],
+    ) -> None:
         self.api: Any = None  #: the module of UCXX's classes
         self.array: Any = None  #: its class for buffers
         self.worker: Any = None
         self.busy = False  #: whether there is something to look after in ticks
         self._begin = begin
+        self._look = look
         self._tick = tick
         self._calls: deque[Callable[[], None]] = deque()
         self._watched: list[_Watched] = []
@@ -72,8 +78,8 @@ class UcxThread:
         self._watched.append(_Watched(request, done, kept))
 
     def close_endpoint(self, endpoint: Any) -> None:
-        """Ends a connection without waiting for the other side; its requests end with errors."""
-        with suppress(Exception):  # UCXX raises many kinds; one that is closed already is fine
+        """Ends a connection without waiting for the other side; its requests end with errors. Once."""
+        if endpoint.alive:  # one that broke is closed already: for it, UCXX makes a request of a null pointer
             self.watch(endpoint.close(), lambda error: None, endpoint)
 
     def close(self) -> None:
@@ -102,10 +108,11 @@ class UcxThread:
         ticked = time.monotonic()
         while not self._closing:
             self.worker.progress()
-            moved = self._work()
+            found = self._guarded(self._look)
+            moved = self._work() or found
             if self.busy and time.monotonic() - ticked >= TICK_S:
                 ticked = time.monotonic()
-                self._tick()
+                self._guarded(self._tick)
             if moved or not self.worker.arm():
                 continue
             poller.poll(TICK_S * 1000 if self.busy else None)
@@ -141,22 +148,32 @@ class UcxThread:
         return moved
 
     @staticmethod
-    def _guarded(function: Callable[[], None]) -> None:
+    def _guarded(function: Callable[[], object]) -> bool:
+        """What a function gives, as a truth."""
         try:
-            function()
+            return bool(function())
         except Exception:  # a fault in one transfer must not end all
             _log.exception("UCX")
+            return False
 
     def _stop(self) -> None:
         deadline = time.monotonic() + CLOSE_S
+        self._work()
         while self._watched and time.monotonic() < deadline:
             self.worker.progress()
             if not self._work():
                 time.sleep(0.001)
-        if self._watched:
+        if self._watched:  # UCX may still write to their memory, and its destructors would wait for ever
             _log.warning("%d UCX requests did not end in %g s", len(self._watched), CLOSE_S)
-            _left_behind.append((self.worker, self._watched))
+            for lost in (self.worker, self._watched):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(lost))
+        self.drop(self.api.UCXXTag(0), self.api.UCXXTagMask(0))
         self.worker = None
+
+    def drop(self, tag: Any, mask: Any) -> None:
+        """Forgets messages that nobody will receive: a worker that ends would wait for them to come whole."""
+        while self.worker.tag_probe(tag, mask, True).matched:
+            pass
 
 
 def _error_of(request: Any) -> Exception | None:

@@ -33,6 +33,7 @@ from adapters.arena import SharedMemory
 from adapters.handle import Handle
 from adapters.host import this_host
 from adapters.net.fetch import Fetcher
+from adapters.net.movers import has_ucx
 from adapters.net.server import DataServer
 from adapters.process import dies_with_parent
 from adapters.segment import shm_dir
@@ -43,7 +44,7 @@ from scripts.benchmarks.lan import Lan, missing
 RUN = "be9c400000000001"
 SIZES = [1 << 20, 8 << 20, 64 << 20]
 WARM_UP = 3
-TRANSPORTS = ["zmq", "zmq+curve"]
+TRANSPORTS = ["zmq", "zmq+curve", *(["ucx"] if has_ucx() else [])]
 
 clock = time.perf_counter
 
@@ -77,7 +78,7 @@ def main(argv: list[str]) -> None:
         return asyncio.run(_fetch(options.fetch[0], Path(options.fetch[1]), options))
     if reason := missing():
         sys.exit(f"scripts/bench network: {reason}")
-    report = Report("network", argv)
+    report = Report("network", argv, packages=["ucxx-cu12"])
     rows = _between_hosts(options)
     report.table("GB/s, medians", rows)
     report.finish({"rows": rows})
@@ -127,6 +128,8 @@ def _serve(address: str, folder: Path, sizes: list[int]) -> None:
         listener = stack.enter_context(socket.create_server((address, 0)))
         views = [arena.reader.view(handle) for handle in handles]
         threading.Thread(target=_serve_raw, args=(listener, views), daemon=True).start()
+        while has_ucx() and not plain.lends:
+            time.sleep(0.01)
         port = listener.getsockname()[1]
         offer = Offer(this_host(shm), plain.addresses, secure.addresses, port, handles)
         print(msgspec.json.encode(offer).decode(), flush=True)
@@ -147,7 +150,7 @@ def _serve_raw(listener: socket.socket, views: list[memoryview]) -> None:
 
 async def _fetch(address: str, folder: Path, options: argparse.Namespace) -> None:
     offer = msgspec.json.decode(sys.stdin.buffer.readline(), type=Offer)
-    ways = {"zmq": ("zmq", offer.plain), "zmq+curve": ("zmq", offer.secure)}
+    ways = {"zmq": ("zmq", offer.plain), "zmq+curve": ("zmq", offer.secure), "ucx": ("ucx", offer.plain)}
     rows = []
     with ExitStack() as stack:
         raw = stack.enter_context(socket.create_connection((address, offer.raw)))
