@@ -29,6 +29,7 @@ from broker.protocol import (
     Drain,
     Hello,
     Kill,
+    Message,
     Peer,
     Reject,
     Welcome,
@@ -108,7 +109,7 @@ class Guardian:
         self._ready: list[Peer] = []  #: our engines that were ready then
         self._address = address
         self._endpoint = endpoints(address).workers
-        self._hosting = Hosting(self._endpoint, data_host)
+        self._hosting = Hosting(self._endpoint, data_host, self._post)
         self._engine: Engine | None = None
         self._session = Session()
         self._welcome: Welcome | None = None
@@ -140,6 +141,9 @@ class Guardian:
             self._connection.post(Bye())
             self._connection.close()
             self._hosting.close(sweeps=not self._broker_is_there())
+
+    def _post(self, message: Message) -> None:
+        self._connection.post(message)
 
     def _broker_is_there(self) -> bool:
         return time.monotonic() - self._heard < SILENCE_S

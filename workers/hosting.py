@@ -15,8 +15,8 @@ from typing import Any
 from adapters.disk import DiskStore
 from adapters.segment import shm_dir
 from adapters.store import Store, open_store
-from adapters.sweep import RunLock, segments, sweep, sweep_run, unlink_owner
-from broker.protocol import Hosts, Sweep, Unlink, Welcome
+from adapters.sweep import Listed, RunLock, segments, sweep, unlink_owner
+from broker.protocol import Hosts, Left, Message, Sweep, Unlink, Welcome
 from broker.serving import Serving, data_address, store_here
 
 log = logging.getLogger("guardian")
@@ -32,11 +32,13 @@ class Hosting:
     Args:
         endpoint: The broker's.
         data_host: Where to serve, see :func:`broker.serving.data_address`.
+        post: Says something to the broker.
 
     Raises AddressError for a ``data_host`` that is none.
     """
 
-    def __init__(self, endpoint: str, data_host: str | None) -> None:
+    def __init__(self, endpoint: str, data_host: str | None, post: Callable[[Message], None]) -> None:
+        self._post = post
         self._folder = shm_dir()
         self._serving = Serving(data_address(endpoint, data_host))
         self._run = ""
@@ -122,19 +124,25 @@ class Hosting:
     def _unlink(self, message: Unlink) -> None:
         for arena in message.arenas:
             if arena.startswith(f"omni-{self._run}-"):
-                unlink_owner(arena, self._folder)
+                for swept in unlink_owner(arena, self._folder):
+                    log.debug("removed %s (%d bytes), whose owner is gone", swept.name, swept.bytes)
         if isinstance(self._store, DiskStore):
             for name in message.names:
                 self._store.discard(name)
 
     def _on_sweep(self, message: Sweep) -> None:
-        self._do(self._sweep, message)
+        loop = asyncio.get_running_loop()
+        self._do(self._look, lambda left: loop.call_soon_threadsafe(self._post, left))
 
-    def _sweep(self, message: Sweep) -> None:
-        for swept in sweep_run(self._run, set(message.arenas), self._folder):
-            log.info("removed %s (%d bytes), whose owner is gone", swept.name, swept.bytes)
-        if isinstance(self._store, DiskStore):
-            self._store.sweep(set(message.names))
+    def _look(self, tell: Callable[[Left], None]) -> None:
+        arenas = {item.name.rpartition("-")[0] + "-" for item in self._dead()}
+        names = self._store.names() if isinstance(self._store, DiskStore) else []
+        if arenas or names:
+            tell(Left(sorted(arenas), names))
+
+    def _dead(self) -> list[Listed]:
+        """Segments of the run whose owners are dead."""
+        return [item for item in segments(self._folder) if item.run == self._run and not item.owner_alive]
 
     def _do(self, work: Callable[..., object], *arguments: object) -> None:
         """On a thread, one after the other: it may take a while, and a guardian has to beat."""
@@ -164,13 +172,10 @@ class Hosting:
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while alive() and not hurry.is_set() and loop.time() < deadline and self._left():
+        while alive() and not hurry.is_set() and loop.time() < deadline and self._dead():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await hurry.wait()
-
-    def _left(self) -> bool:
-        return any(item.run == self._run and not item.owner_alive for item in segments(self._folder))
 
     def close(self, *, sweeps: bool) -> None:
         """Ends our part. ``sweeps``: with the broker gone, nobody else removes what is here."""

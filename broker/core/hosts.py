@@ -16,7 +16,7 @@ from broker.core.events import Discard, Instruction, Reap, Send, SweepRun
 from broker.core.find import find_stage
 from broker.core.records import GuardianMet
 from broker.core.state import Client, Guardian
-from broker.protocol import VERSION, Hello, Hosts, Message, Peer, Reject, Sweep, Unlink, Welcome
+from broker.protocol import VERSION, Hello, Hosts, Left, Message, Peer, Reject, Sweep, Unlink, Welcome
 
 if TYPE_CHECKING:
     from broker.core.machine import Core
@@ -36,7 +36,10 @@ class HostDesk:
         self.others: dict[str, dict[Peer, Guardian]] = {}  #: host that is not ours -> the guardians there
         self._core = core
         self._servers: dict[Peer, tuple[list[str], list[str]]] = {}  #: who serves -> (names, addresses)
-        self.handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {Hello: self._on_hello}
+        self.handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {
+            Hello: self._on_hello,
+            Left: self._on_left,
+        }
 
     def _on_hello(self, now: float, peer: Peer, m: Hello) -> None:
         core = self._core
@@ -58,6 +61,20 @@ class HostDesk:
         core.board.send(peer, Welcome(VERSION, core.run, pipeline, stage.name, *about))
         self.tell(peer)
         self.met(guardian)
+
+    def _on_left(self, now: float, peer: Peer, m: Left) -> None:
+        core = self._core
+        if peer not in core.guardians:
+            core.stranger(peer, m)
+            return
+        if core.awaited or core.board.blocks.in_limbo:  # who is still to report may need them
+            core.sweep_soon()
+            return
+        needed = core.needed_arenas()
+        arenas = [arena for arena in m.arenas if arena not in needed and core.may_own(arena)]
+        names = [name for name in m.names if name not in core.board.names]
+        if arenas or names:
+            core.board.send(peer, Unlink(arenas, names))
 
     def met(self, peer: Guardian | Client) -> None:
         """A peer has come, or says something else of its host than before."""
@@ -120,8 +137,7 @@ class HostDesk:
                 for host in self.others:
                     unlinks.setdefault(host, Unlink([], [])).names.append(item.name)
             elif type(item) is SweepRun:
-                sweep = Sweep(sorted(item.arenas), sorted(self._core.board.names))
-                told += [Send(keeper, sweep) for keeper in self._keepers(self.others)]
+                told += [Send(keeper, Sweep()) for keeper in self._keepers(self.others)]
         for host, unlink in unlinks.items():
             told += [Send(keeper, unlink) for keeper in self._keepers([host])]
         return out + told if told else out

@@ -301,7 +301,11 @@ class Core:
         elif not self._late():
             return
         self._sweep_due, self._swept = False, self.board.now
-        self._out.append(SweepRun(frozenset(self._owners()) | blocks.orphaned))
+        self._out.append(SweepRun(self.needed_arenas()))
+
+    def needed_arenas(self) -> frozenset[str]:
+        """Those of the living, and those of the dead of which something is still read."""
+        return frozenset(self._owners()) | self.board.blocks.orphaned
 
     def _late(self) -> bool:
         """Whether it is time to look for what the dead have left."""

@@ -5,7 +5,7 @@ at once. A message is a tagged array, ``[tag, field, ...]``; unknown tags and wr
 decoder. A connection is DEALER to ROUTER, its identity a fresh random id per process (:func:`new_peer`),
 and its first message names the protocol version.
 
-    guardian  -> broker   Hello Beat Died Bye
+    guardian  -> broker   Hello Beat Died Left Bye
     engine    -> broker   Ready Emit Finish Failed Checkpoint Took Release Resync Beat Bye
     client    -> broker   Connect Beat Submit Attach Taken Abort Forget Release Resync Inspect Letters
                           Unplaced Bye
@@ -88,6 +88,7 @@ from broker.protocol.workers import (
     Input,
     Kill,
     Lease,
+    Left,
     Ready,
     Resume,
     Seen,
@@ -131,6 +132,7 @@ __all__ = [
     "Inspect",
     "Kill",
     "Lease",
+    "Left",
     "Letters",
     "Message",
     "Output",
@@ -162,7 +164,8 @@ __all__ = [
     "new_peer",
 ]
 
-FromWorker = Hello | Beat | Died | Bye | Ready | Emit | Finish | Failed | Checkpoint | Took | Release | Resync
+FromGuardian = Hello | Beat | Died | Left | Bye
+FromWorker = FromGuardian | Ready | Emit | Finish | Failed | Checkpoint | Took | Release | Resync
 ToGuardian = Welcome | Reject | Who | Beat | Kill | Drain | Hosts | Unlink | Sweep
 ToWorker = ToGuardian | Seen | Assign | Input | Grant | Cancel | Free
 FromClient = (

@@ -38,6 +38,17 @@ class Hello(Message):
     data: list[str] = msgspec.field(default_factory=list)
 
 
+class Left(Message):
+    """What a guardian finds on its host: arenas whose owners are dead, requests that have files.
+
+    The broker answers with Unlink of what it needs no longer. So it decides over things that were there
+    before it did: a list of what is to be kept would be old when it arrives.
+    """
+
+    arenas: list[str]
+    names: list[str]
+
+
 class Died(Message):
     """A guardian saw its engine process exit."""
 
@@ -171,10 +182,7 @@ class Unlink(Message):
 
 
 class Sweep(Message):
-    """To a guardian of another host: remove there what the run's dead have left, but for these."""
-
-    arenas: list[str]
-    names: list[str]
+    """To a guardian of another host: say what the run's dead have left there (:class:`Left`)."""
 
 
 class Drain(Message):

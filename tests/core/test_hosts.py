@@ -13,6 +13,7 @@ from broker.protocol import (
     Emit,
     Hello,
     Hosts,
+    Left,
     Ready,
     Release,
     Resync,
@@ -138,9 +139,11 @@ def test_a_host_that_comes_back_is_swept_of_what_nobody_needs() -> None:
         d.say(guard(b"w2"), Beat([b"w2"]))
         d.say(d.client(), Beat())
         d.tick()
-    (sweep,) = d.take(b"g8", Sweep)
-    assert arena_at(THERE, a) in sweep.arenas
-    assert sweep.names == ["name0000"]
+    assert d.take(b"g8", Sweep)
+    d.say(b"g8", Left([arena_at(THERE, a), arena_at(THERE, b"w7")], ["name0000", "name0001"]))
+    (unlink,) = d.take(b"g8", Unlink)
+    assert unlink.arenas == [arena_at(THERE, b"w7")], "of the other a chunk is still needed"
+    assert unlink.names == ["name0001"]
     assert not d.take(guard(b"w2"), Sweep), "the broker's own host is swept by the broker"
 
 

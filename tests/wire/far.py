@@ -12,7 +12,7 @@ from typing import Any
 
 from adapters.sweep import segments
 from broker.client import Client
-from broker.protocol import VERSION, Beat, Bye, Died, Hello, Welcome, Who
+from broker.protocol import VERSION, Beat, Bye, Died, Hello, Message, Welcome, Who
 from tests.leftovers import files_in
 from tests.wire import rig
 from workers.hosting import Hosting
@@ -56,7 +56,10 @@ class Worker(rig.Worker):
         super().__init__(address, stage, engine)
         self.host = host
         with host.entered():
-            self.hosting = Hosting(self._endpoint, "127.0.0.1")
+            self.hosting = Hosting(self._endpoint, "127.0.0.1", self._post)
+
+    def _post(self, message: Message) -> None:
+        self._guardian.post(message)
 
     async def start(self) -> None:
         with self.host.entered():  # no await in it but for the broker's answer, and nobody else begins then
