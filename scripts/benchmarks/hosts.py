@@ -126,11 +126,14 @@ class Host:
             self._reap()
         self._reap()
 
-    def terminate(self) -> None:
-        """SIGTERM to all that was started here."""
-        for process in self._started:
-            if process.poll() is None:
-                process.terminate()
+    def started(self, *but: subprocess.Popen[bytes]) -> list[subprocess.Popen[bytes]]:
+        """What was started here and is alive, but for these."""
+        return [process for process in self._started if process.poll() is None and process not in but]
+
+    def terminate(self, *but: subprocess.Popen[bytes]) -> None:
+        """SIGTERM to all that was started here, but for these."""
+        for process in self.started(*but):
+            process.terminate()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until no process of this host is left. False when that takes longer."""
@@ -205,6 +208,7 @@ class Cluster:
         self.url = f"http://{self.first.address}:{GATEWAY_PORT}"
         self.local = f"ipc://{self.first.run_dir}"  #: a file: it leads to the broker whatever links are cut
         self._options: tuple[str, ...] = ()
+        self._broker: list[subprocess.Popen[bytes]] = []
 
     # --- starting and ending
 
@@ -212,7 +216,7 @@ class Cluster:
         """`omni-broker start` without workers; the same options as last time if there are none."""
         self._options = options or self._options
         where = ("--listen", self.address, "--host", self.first.address, "--port", str(GATEWAY_PORT))
-        self.first.popen("broker.cli", "start", "--no-workers", *where, *self._options)
+        self._broker.append(self.first.popen("broker.cli", "start", "--no-workers", *where, *self._options))
 
     def worker(self, host: int, stage: str) -> subprocess.Popen[bytes]:
         """`omni-worker` for "pipeline/stage" on one of the hosts."""
@@ -236,14 +240,17 @@ class Cluster:
         self.lan.restore(*range(len(self.hosts)))
         self._ask(Letters(1, "drop", "all"))
         left = 0
-        for group in (self.others, [self.first]):
-            for host in group:
-                host.terminate()
-            deadline = time.monotonic() + (STOP_S if group is self.others else GONE_S + STOP_S)
-            for host in group:
-                if not host.wait(max(0.0, deadline - time.monotonic())):
-                    left += len(host.processes())
-                    host.kill_all()
+        for host in self.hosts:
+            host.terminate(*self._broker)
+        deadline = time.monotonic() + STOP_S
+        for worker in [worker for host in self.hosts for worker in host.started(*self._broker)]:
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(max(0.0, deadline - time.monotonic()))
+        self.first.terminate()
+        for host in self.hosts:
+            if not host.wait(STOP_S if host is self.first else GONE_S):
+                left += len(host.processes())
+                host.kill_all()
         return Leaks(
             left,
             sum(len(host.segments()) for host in self.hosts),

@@ -50,9 +50,12 @@ def post(cluster: Cluster, path: str, body: dict[str, Any]) -> bytes:
     request = urllib.request.Request(
         cluster.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
-        answer: bytes = response.read()
-        return answer
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer: bytes = response.read()
+            return answer
+    except OSError as error:
+        raise AssertionError(f"{error}; {cluster.status()}; the logs:\n{cluster.log}") from error
 
 
 def samples(data: bytes) -> npt.NDArray[np.int64]:
