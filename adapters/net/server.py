@@ -71,11 +71,14 @@ class DataServer:
         address: The IP address to listen on; the port is drawn.
         reader: Where the blocks are; its store, if it has one, is served too.
         secure: The keys; None only on loopback.
+        ucx: Whether blocks may go by UCX too, where it is installed.
 
     Raises :class:`AdapterError` when it can't listen there.
     """
 
-    def __init__(self, run: str, address: str, reader: Reader, *, secure: Secure | None) -> None:
+    def __init__(
+        self, run: str, address: str, reader: Reader, *, secure: Secure | None, ucx: bool = True
+    ) -> None:
         self._run = run
         self._reader = reader
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -96,7 +99,7 @@ class DataServer:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         host = f"[{address}]" if ":" in address else address
         self.addresses = [f"zmq://{host}:{port}"]  #: what the book has of us
-        if has_ucx():
+        if ucx and has_ucx():
             self.addresses.append(f"ucx://{host}:{port}")  # where to ask for tickets
             self._threads.submit(self._start_ucx)
         self._thread = threading.Thread(target=self._serve, name="data-server", daemon=True)

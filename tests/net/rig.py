@@ -32,8 +32,8 @@ LOCAL = "127.0.0.1"
 class Process:
     """A data server in a process of its own."""
 
-    def __init__(self, shm: Path, state: Path, keys: Path | None) -> None:
-        command = python("tests.net.rig", str(shm), str(state), str(keys or ""))
+    def __init__(self, shm: Path, state: Path, keys: Path | None, *, ucx: bool) -> None:
+        command = python("tests.net.rig", str(shm), str(state), str(keys or ""), "ucx" if ucx else "")
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
         self._process = subprocess.Popen(
             command,
@@ -75,13 +75,13 @@ class FarHost:
     def serve(self, *, run: str = RUN, store: bool = True, secure: Secure | None = None) -> list[str]:
         """A server in this process; its addresses."""
         reader = Reader(self.shm, store=self.store if store else None)
-        server = DataServer(run, LOCAL, reader, secure=secure)
+        server = DataServer(run, LOCAL, reader, secure=secure, ucx=False)
         self._stack.callback(server.close)
         return server.addresses
 
-    def start(self, *, keys: Path | None = None) -> Process:
+    def start(self, *, keys: Path | None = None, ucx: bool = False) -> Process:
         """A server in a process of its own."""
-        process = Process(self.shm, self.state, keys)
+        process = Process(self.shm, self.state, keys, ucx=ucx)
         self._stack.callback(process.close)
         return process
 
@@ -120,11 +120,10 @@ def far_host(folder: Path) -> Iterator[FarHost]:
 
 def main() -> None:
     """Serves until our input ends."""
-    shm, state, keys = (Path(text) if text else None for text in sys.argv[1:])
-    assert shm is not None
-    assert state is not None
-    reader = Reader(shm, store=DiskStore(state / "chunks"))
-    server = DataServer(RUN, LOCAL, reader, secure=Shared(Keys.load(keys)) if keys else None)
+    shm, state, keys, ucx = sys.argv[1:]
+    reader = Reader(Path(shm), store=DiskStore(Path(state, "chunks")))
+    secure = Shared(Keys.load(Path(keys))) if keys else None
+    server = DataServer(RUN, LOCAL, reader, secure=secure, ucx=bool(ucx))
     print(json.dumps(server.addresses), flush=True)
     sys.stdin.read()
     server.close()

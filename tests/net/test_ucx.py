@@ -33,7 +33,7 @@ def no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_pieces")
 async def test_blocks_of_any_size_arrive_whole_by_ucx(far: FarHost) -> None:
-    fetcher = far.fetcher(*far.start().addresses)
+    fetcher = far.fetcher(*far.start(ucx=True).addresses)
     for nbytes in (1, 20_000, PIECE, PART, 3 * PART + 5):
         handle, sent = far.put(nbytes)
         assert bytes(await fetcher.fetch(handle, "ucx")) == sent
@@ -43,7 +43,7 @@ async def test_blocks_of_any_size_arrive_whole_by_ucx(far: FarHost) -> None:
 @pytest.mark.usefixtures("no_pieces")
 async def test_many_blocks_come_at_a_time_by_ucx(far: FarHost) -> None:
     blocks = [far.put(nbytes) for nbytes in (PART + 1, 50, 2 * PIECE, 70_000, PIECE)] * 3
-    fetcher = far.fetcher(*far.start().addresses)
+    fetcher = far.fetcher(*far.start(ucx=True).addresses)
     got = await asyncio.gather(*(fetcher.fetch(handle, "ucx") for handle, _ in blocks))
     assert [bytes(data) for data in got] == [sent for _, sent in blocks]
 
@@ -51,7 +51,7 @@ async def test_many_blocks_come_at_a_time_by_ucx(far: FarHost) -> None:
 @pytest.mark.usefixtures("no_pieces")
 async def test_large_blocks_go_by_ucx_where_both_hosts_have_it(far: FarHost) -> None:
     handle, sent = far.put(2 * PIECE)
-    fetcher = far.fetcher(*far.start().addresses)
+    fetcher = far.fetcher(*far.start(ucx=True).addresses)
     assert bytes(await fetcher.fetch(handle)) == sent
 
 
@@ -59,7 +59,7 @@ async def test_small_blocks_and_files_come_in_pieces(far: FarHost) -> None:
     handle, sent = far.put(20_000)
     place = far.store.put("request-1", memoryview(sent))
     stored = type(handle)("disk", BlockId(place, 0, 0), handle.nbytes, handle.dtype, handle.shape)
-    fetcher = far.fetcher(*far.start().addresses)
+    fetcher = far.fetcher(*far.start(ucx=True).addresses)
     assert bytes(await fetcher.fetch(handle)) == sent
     assert bytes(await fetcher.fetch(stored, "ucx")) == sent
     far.store.discard("request-1")
@@ -69,12 +69,12 @@ async def test_a_block_that_is_gone_is_bad_at_once(far: FarHost) -> None:
     handle, _ = far.put(PIECE)
     far.arena.free(handle.block)
     with pytest.raises(BadHandle, match="generation"):
-        await far.fetcher(*far.start().addresses).fetch(handle, "ucx")
+        await far.fetcher(*far.start(ucx=True).addresses).fetch(handle, "ucx")
 
 
 async def test_a_host_without_ucx_is_named_where_it_must_be_ucx(far: FarHost) -> None:
     handle, _ = far.put(PIECE)
-    plain = [address for address in far.start().addresses if address.startswith("zmq")]
+    plain = [address for address in far.start(ucx=True).addresses if address.startswith("zmq")]
     with pytest.raises(AdapterError, match=far.name):
         await far.fetcher(*plain).fetch(handle, "ucx")
 
@@ -108,7 +108,7 @@ async def test_a_server_that_dies_or_stops_in_the_middle_leaves_the_block_to_the
     far: FarHost, how: signal.Signals
 ) -> None:
     handle, sent = far.put(12 * PART)
-    first, second = far.start(), far.start()
+    first, second = far.start(ucx=True), far.start(ucx=True)
     fetcher = far.fetcher(*first.addresses, *second.addresses, silence_s=QUIET_S)
     await warm(fetcher, far, first, second)
     task = asyncio.create_task(fetcher.fetch(handle, "ucx"))
@@ -124,7 +124,7 @@ async def test_a_server_that_dies_or_stops_in_the_middle_leaves_the_block_to_the
 
 async def test_a_fetch_that_is_given_up_disturbs_no_other(far: FarHost) -> None:
     large, sent = far.put(4 * PART)
-    server = far.start()
+    server = far.start(ucx=True)
     fetcher = far.fetcher(*server.addresses)
     await warm(fetcher, far, server)
     for _ in range(3):
@@ -138,7 +138,7 @@ async def test_where_ucx_does_not_get_through_blocks_come_in_pieces(
     far: FarHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle, sent = far.put(2 * PIECE)
-    server = far.start()
+    server = far.start(ucx=True)
     fetcher = far.fetcher(*server.addresses, silence_s=QUIET_S)
     await warm(fetcher, far, server)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
