@@ -44,6 +44,7 @@ class Engine(Producer):
     def __init__(self, world: World, peer: Peer, guardian: Guardian) -> None:
         super().__init__(world, peer)
         self.guardian = guardian
+        self.host = guardian.host
         self.stage = guardian.stage
         self.options = world.pipeline.stages[self.stage].options
         self.durable = world.pipeline.durable(self.stage)

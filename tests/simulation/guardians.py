@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.protocol import VERSION, Beat, Died, Hello, Kill, Message, Peer, Welcome, Who
+from adapters.host import host_of
+from broker.protocol import (
+    VERSION,
+    Beat,
+    Died,
+    Hello,
+    Kill,
+    Left,
+    Message,
+    Peer,
+    Sweep,
+    Unlink,
+    Welcome,
+    Who,
+)
 from broker.session import Session
 from tests.simulation.engines import Engine
 from tests.simulation.peers import Process
@@ -19,16 +33,18 @@ PATIENCE_S = 10.0
 class Guardian(Process):
     """The guardian of one worker of a stage."""
 
-    def __init__(self, world: World, peer: Peer, stage: str) -> None:
+    def __init__(self, world: World, peer: Peer, stage: str, host: str) -> None:
         super().__init__(world, peer)
         self.stage = stage
+        self.host = host  #: "": the broker's
         self.engine: Engine | None = None
         self.session = Session()
         self.impatient = world.now + PATIENCE_S  #: when it ends, unless it has been welcomed
         self._hello()
 
     def _hello(self) -> None:
-        self.send(Hello(VERSION, "", self.stage, "h", 1))
+        where = (self.host, "", ["zmq://there"]) if self.host else (self.world.HOST, "", [])
+        self.send(Hello(VERSION, "", self.stage, "h", 1, "cpu", *where))
 
     @property
     def welcomed(self) -> bool:
@@ -52,6 +68,20 @@ class Guardian(Process):
             self._on_who(m)
         elif isinstance(m, Kill) and self.engine is not None and self.engine.peer == m.worker:
             self.kill_engine(m.cause)
+        elif isinstance(m, Sweep):
+            memory = self.world.memory
+            arenas = memory.dead(self.host, self.world.living_arenas())
+            self.send(Left(arenas, memory.folders(self.host)))
+        elif isinstance(m, Unlink):
+            self._on_unlink(m)
+
+    def _on_unlink(self, m: Unlink) -> None:
+        assert self.host, "the broker removes what is on its own host"
+        for arena in m.arenas:
+            assert host_of(arena) == self.host, f"{arena} is on another host"
+            self.world.memory.reap(arena)
+        for name in m.names:
+            self.world.memory.discard(name, self.host)
 
     def _on_who(self, m: Who) -> None:
         act = self.session.introduce(m)

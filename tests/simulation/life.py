@@ -62,13 +62,15 @@ class Life:
         for kind in ("gateway", self.rng.choice(["gateway", "api"])):
             self._start(kind)
 
-    def _start(self, what: str) -> None:
+    def _start(self, what: str, host: str | None = None) -> None:
         world = self.world
         process: Process
         if what in ("gateway", "api"):
             process = Client(world, world.new_peer(b"c"), what)
         else:
-            process = Guardian(world, world.new_peer(b"g"), what)
+            if host is None:
+                host = world.hosts[int(world.new_peer(b"")) % len(world.hosts)]
+            process = Guardian(world, world.new_peer(b"g"), what, host)
         world.processes[process.peer] = process
 
     def of(self, kind: type[P]) -> list[P]:
@@ -219,16 +221,18 @@ class Life:
             self.world.broker.die()
 
     def _kill_host(self) -> None:
-        """Everything dies; the disk stays."""
+        """Everything on the broker's dies; the disk stays, and so do workers elsewhere."""
         world = self.world
         world.trace("xx", b"host", "dies")
         if world.broker.up:
             world.broker.die()
         for process in [p for p in world.processes.values() if isinstance(p, Guardian | Client)]:
-            self._bury(process)
+            if isinstance(process, Client) or not process.host:
+                self._bury(process)
         world.memory.lose_all()
         for peer in world.up.busy():
-            world.up.lose_newest(peer, 0)
+            if peer not in world.processes:
+                world.up.lose_newest(peer, 0)
 
     def _letters(self) -> None:
         client = self._someone(Client)
@@ -291,6 +295,9 @@ class Life:
         for stage in world.order:
             if not any(g.stage == stage for g in self.of(Guardian)) and stage not in self.vacancies:
                 self.vacancies.append(stage)
+        for host in world.hosts:  # without anybody there nothing there would ever go
+            if host and not any(g.host == host for g in self.of(Guardian)):
+                self._start(world.order[0], host)
         if not world.broker.up:
             world.broker.start()
 

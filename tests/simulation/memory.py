@@ -1,4 +1,4 @@
-"""The host's memory and disk: which blocks there are, whose they are, and who looks at them."""
+"""The hosts' memory and disks: which blocks there are, whose they are, and who looks at them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from adapters.handle import BlockId, Chunk, Handle
+from adapters.host import host_of
 from broker.protocol import Peer
 
 
@@ -37,22 +38,23 @@ class Memory:
 
     # --- writing
 
-    def open_arena(self) -> str:
-        """A fresh arena's name; there is nothing of it before the first block."""
+    def open_arena(self, host: str) -> str:
+        """A fresh arena's name on a host; there is nothing of it before the first block."""
         self._count += 1
-        return f"omni-{self._run}-{self._count:08x}-"
+        return f"omni-{self._run}-{host}{self._count:0{12 if host else 8}x}-"
 
     def put(self, arena: str, folder: str, *, durable: bool = False, spilled: bool = False) -> Handle:
         """A new block of an arena, with a copy on disk if ``durable``; or a file alone."""
         self._count += 1
+        host = host_of(arena)
         if spilled:
-            return Handle("disk", BlockId(self._write(folder), 0, 1), 16, "float32", (4,))
+            return Handle("disk", BlockId(self._write(folder, host), 0, 1), 16, "float32", (4,))
         block = BlockId(f"{arena}0", self._count, 1)
         self.arenas.setdefault(arena, set()).add(block)
-        return Handle("shm", block, 16, "float32", (4,), self._write(folder) if durable else "")
+        return Handle("shm", block, 16, "float32", (4,), self._write(folder, host) if durable else "")
 
-    def _write(self, folder: str) -> str:
-        file = f"{folder}/{self._count}"
+    def _write(self, folder: str, host: str) -> str:
+        file = f"{folder}/{host}-{self._count}"
         self.files.setdefault(folder, set()).add(file)
         return file
 
@@ -69,6 +71,12 @@ class Memory:
     def lost(self, handle: Handle) -> bool:
         """Whether a tensor's bytes are nowhere any more."""
         return not self._there(handle)
+
+    def seems_lost(self, handle: Handle) -> bool:
+        """Whether the broker would say so, which can look at its own host only."""
+        place = handle.block.place
+        away = place.partition("/")[2][:1] not in ("", "-") if "/" in place else host_of(place) != ""
+        return not away and self.lost(handle)
 
     def _over(self, handle: Handle) -> bool:
         """Whether its request was over, or refused: who still works for it is being told."""
@@ -87,7 +95,9 @@ class Memory:
 
     def look_away(self, block: BlockId, peer: Peer) -> None:
         """Somebody looks at it no longer."""
-        lookers = self._lookers[block]
+        lookers = self._lookers.get(block)
+        if lookers is None:  # a copy on another host outlives what it was made of
+            return
         lookers[peer] -= 1
         if not lookers[peer]:
             del lookers[peer]
@@ -122,25 +132,42 @@ class Memory:
         for block in self.arenas.pop(arena, set()):
             self._check_unused(block)
 
+    def dead(self, host: str, living: set[str]) -> list[str]:
+        """The arenas on a host whose owners hold no lock."""
+        return [arena for arena in self.arenas if host_of(arena) == host and arena not in living]
+
+    def folders(self, host: str) -> list[str]:
+        """The requests that have files on a host."""
+        return [folder for folder in self.files if self._of(folder, host)]
+
     def sweep(self, kept: frozenset[str], living: set[str]) -> None:
-        """What belongs to neither these nor to the living goes (their owners hold locks)."""
-        for arena in [a for a in self.arenas if a not in kept and a not in living]:
-            self.reap(arena)
+        """What on the broker's host belongs to neither these nor to the living goes."""
+        for arena in self.dead("", living):
+            if arena not in kept:
+                self.reap(arena)
 
     def sweep_files(self, kept: set[str]) -> None:
-        """Folders of the disk store that belong to no request go."""
-        for folder in [folder for folder in self.files if folder not in kept]:
-            self.discard(folder)
+        """Folders of the broker's disk store that belong to no request go."""
+        for folder in self.folders(""):
+            if folder not in kept:
+                self.discard(folder, "")
 
-    def discard(self, folder: str) -> None:
-        """A request's files go. Who still reads one keeps his view (POSIX)."""
-        self.files.pop(folder, None)
+    def discard(self, folder: str, host: str) -> None:
+        """A request's files on a host go. Who still reads one keeps his view (POSIX)."""
+        files = self.files.get(folder, set())
+        files -= self._of(folder, host)
+        if not files:
+            self.files.pop(folder, None)
         self._discarded.add(folder)
 
+    def _of(self, folder: str, host: str) -> set[str]:
+        return {file for file in self.files.get(folder, ()) if file.startswith(f"{folder}/{host}-")}
+
     def lose_all(self) -> None:
-        """The host dies; its disk does not."""
-        self.arenas.clear()
-        self._lookers.clear()
+        """The broker's host dies; its disk does not."""
+        for arena in [arena for arena in self.arenas if not host_of(arena)]:
+            for block in self.arenas.pop(arena):
+                self._lookers.pop(block, None)
         self.host_died = True
 
     def _check_unused(self, block: BlockId) -> None:

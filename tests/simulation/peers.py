@@ -79,6 +79,7 @@ class Producer(Process):
     """A process with an arena."""
 
     session: Session
+    host = ""  #: the broker's
 
     def __init__(self, world: World, peer: Peer) -> None:
         super().__init__(world, peer)
@@ -88,7 +89,7 @@ class Producer(Process):
 
     def open_arena(self) -> None:
         """A fresh one; another that we had stays until the broker removes it."""
-        self.arena = self.world.memory.open_arena()
+        self.arena = self.world.memory.open_arena(self.host)
         self.arenas.append(self.arena)
 
     def chunk(self, seq: int, value: int, handles: list[Handle], *, last: bool) -> Chunk:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from adapters.host import host_of
 from broker.core.events import Discard, Event, Gone, Instruction, Lost, Reap, Received, Send, SweepRun, Tick
 from broker.core.machine import Core, Settings
 from broker.core.records import OfPeer, OfRequest
@@ -86,13 +87,14 @@ class Broker:
             boot=self.boot,
             first_request=self.boot << 20,  # numbers of an earlier core never come back
             store="store",
+            host=world.HOST,
             journal=True,
             settings=Settings(liveness_s=world.LIVENESS_S, sweep_s=4.0, requests=limits),
         )
         self.up = True
         if self.boot > 1:
             peers, records = self.journal.read()
-            restore(self.core, peers, records, world.now, lost=world.memory.lost)
+            restore(self.core, peers, records, world.now, lost=world.memory.seems_lost)
             for peer in peers:
                 if peer not in world.processes and world.rng.random() < 0.7:
                     self.handle(Gone(world.now, peer))  # else its silence, or its guardian's, must do
@@ -159,9 +161,10 @@ class Broker:
         if type(instruction) is Send:
             return self._send(instruction.peer, instruction.message)
         if type(instruction) is Reap:
-            memory.reap(instruction.arena)
+            if not host_of(instruction.arena):
+                memory.reap(instruction.arena)
         elif type(instruction) is Discard:
-            memory.discard(instruction.name)
+            memory.discard(instruction.name, "")
         elif type(instruction) is SweepRun:
             memory.sweep(instruction.arenas, self.world.living_arenas())
             memory.sweep_files(set(self.core.board.names))

@@ -31,12 +31,15 @@ class World:
     """Everything, and the clock."""
 
     RUN = "00000000000000ff"
+    HOST = "0" * 12
     LIVENESS_S, KEEP_S, DETACHED_S = 6.0, 20.0, 10.0
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.faults = Faults(self.rng)
+        #: Where guardians may be; "" is the broker's host. Drawn apart: the other draws stay as they are.
+        self.hosts = random.Random(f"{seed} hosts").choice([[""], ["", "a" * 12], ["a" * 12, "b" * 12]])
         self.pipeline = random_pipeline(self.rng, self.faults.checkpoints)
         self.order = self.pipeline.order()
         self._trace = trace
