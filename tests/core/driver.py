@@ -8,7 +8,7 @@ import msgspec
 
 from adapters.chunk import Chunk
 from adapters.handle import BlockId, Handle
-from broker.core.events import Event, Lost, Reap, Received, Send, SweepRun, Tick
+from broker.core.events import Discard, Event, Lost, Reap, Received, Send, SweepRun, Tick
 from broker.core.machine import Core
 from broker.protocol import (
     VERSION,
@@ -55,6 +55,7 @@ class Driver:
         self.now = 100.0
         self.inbox: dict[bytes, list[Message]] = {}
         self.reaped: list[str] = []
+        self.discarded: list[str] = []
         self.sweeps = 0
         self.log: list[Event] = []
 
@@ -66,6 +67,8 @@ class Driver:
                 self.inbox.setdefault(instruction.peer, []).append(instruction.message)
             elif isinstance(instruction, Reap):
                 self.reaped.append(instruction.arena)
+            elif isinstance(instruction, Discard):
+                self.discarded.append(instruction.name)
             elif isinstance(instruction, SweepRun):
                 self.sweeps += 1
 
