@@ -334,7 +334,7 @@ class PipelineState:
         self.router = Router(spec)
         self.keeps = any(edge.checkpoint != "none" for edge in spec.edges)
         self.first_grant = first_grant(spec.limits)
-        #: Whether something of a request may be in the store that we have not heard of: its writer died then
+        #: Something of a request may be in the store that we never heard of: it was cancelled just then
         self.durable = any(edge.checkpoint == "disk" or edge.transport == "mooncake" for edge in spec.edges)
         self.unfinished = 0
         self.busy = False  #: gateways were told that nothing more is taken
