@@ -8,11 +8,11 @@ import logging
 import os
 import time
 
-import numpy as np
 import zmq
 
 from adapters.handle import AdapterError, Handle, Unreachable
 from adapters.host import host_of
+from adapters.net.buffers import KEPT_S, Buffers
 from adapters.net.link import SILENCE_S, Link, Silent, Target
 from adapters.net.movers import Puller, has_ucx
 from adapters.net.secure import Secure
@@ -57,6 +57,8 @@ class Fetcher:
         self._silence_s = silence_s
         self._book: Book = {}
         self._links: dict[str, Link] = {}
+        self._buffers = Buffers()
+        self._trimming: asyncio.TimerHandle | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._changed = asyncio.Event()
         self._puller: Puller | None = None
@@ -92,7 +94,8 @@ class Fetcher:
         if transport not in TRANSPORTS:
             raise AdapterError(f"transport {transport!r} leads to no other host; allowed: {TRANSPORTS}")
         loop = asyncio.get_running_loop()
-        target = Target(_room(handle))
+        self._trim_later()
+        target = Target(self._buffers.take(handle.nbytes))
         deadline = loop.time() + self._patience_s
         tried: dict[str, str] = {}
         while not self._context.closed:
@@ -130,6 +133,9 @@ class Fetcher:
         self._changed.set()
         if self._puller is not None:
             self._puller.close()
+        if self._trimming is not None:
+            self._trimming.cancel()
+        self._buffers.trim(0)
 
     def _servers(self, handle: Handle, scheme: str) -> list[str]:
         """IP:PORT of the data servers that have a block, or a copy of it, and can be asked so."""
@@ -174,7 +180,7 @@ class Fetcher:
             if link.closed:
                 raise
             return None  # it lies on disk, or UCX is not ready there
-        data = _room(handle)
+        data = self._buffers.take(handle.nbytes)
         try:
             await self._puller.pull(address.rpartition(":")[0].strip("[]"), ticket, data)
         except Silent as error:
@@ -201,11 +207,17 @@ class Fetcher:
             self._why_none = str(error)
             _log.warning("no blocks come by UCX: %s", error)
 
+    def _trim_later(self) -> None:
+        if self._trimming is None:
+            self._trimming = asyncio.get_running_loop().call_later(KEPT_S, self._trim)
+
+    def _trim(self) -> None:
+        self._trimming = None
+        self._buffers.trim()
+        if self._buffers.lent or self._buffers.free_bytes:
+            self._trim_later()
+
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
-
-
-def _room(handle: Handle) -> memoryview:
-    return memoryview(np.empty(handle.nbytes, np.uint8))

@@ -26,7 +26,7 @@ from adapters.net.wire import (
 )
 
 SILENCE_S = 3.0  #: a server that owes us something and sends nothing for so long is taken for gone
-READ_LIMIT = 8  #: answers per wake-up, so that others get their turn on the loop
+READ_LIMIT = 2  #: answers per wake-up, so that others get their turn on the loop
 
 _LOST = (
     zmq.EVENT_DISCONNECTED

@@ -15,9 +15,9 @@ import zmq
 from adapters.handle import AdapterError, Handle
 from adapters.net.secure import DOMAIN, Secure
 
-PIECE = 1 << 20  #: bytes of a piece; a server sends no larger one
-WINDOW = 16  #: pieces that a fetcher asks one server for at a time
-PIPE = 64  #: answers that wait for a peer; those beyond it are dropped: who asks for more is no fetcher
+PIECE = 4 << 20  #: bytes of a piece; a server sends no larger one
+WINDOW = 6  #: pieces that a fetcher asks one server for at a time
+PIPE = 32  #: answers that wait for a peer; those beyond it are dropped: who asks for more is no fetcher
 LONGEST_QUESTION = 64 << 10  #: bytes; libzmq ends the connection of who sends a longer one
 
 _CURVE = 4096  #: bytes; encrypted frames are some longer, and one of the library's own must fit too

@@ -34,20 +34,18 @@ async def under_way(fetcher: Fetcher, task: asyncio.Task[memoryview]) -> None:
 
 
 async def test_a_server_that_is_killed_in_the_middle_leaves_the_rest_to_the_next(far: FarHost) -> None:
-    handle, sent = far.put(96 * PIECE)
+    handle, sent = far.put(24 * PIECE)
     first, second = far.start(), far.start()
-    fetcher = far.fetcher(*first.addresses, *second.addresses)
-    started = asyncio.get_running_loop().time()
+    fetcher = far.fetcher(*first.addresses, *second.addresses, silence_s=600)
     task = asyncio.create_task(fetcher.fetch(handle))
     await under_way(fetcher, task)
     first.signal(signal.SIGKILL)
-    assert bytes(await task) == sent
+    assert bytes(await asyncio.wait_for(task, 60)) == sent, "the end of a connection is seen, not waited for"
     assert set(fetcher._links) == {where(first), where(second)}
-    assert asyncio.get_running_loop().time() - started < 2, "the end of a connection is seen, not waited for"
 
 
 async def test_a_server_that_falls_silent_is_left_for_the_next(far: FarHost) -> None:
-    handle, sent = far.put(96 * PIECE)
+    handle, sent = far.put(24 * PIECE)
     first, second = far.start(), far.start()
     fetcher = far.fetcher(*first.addresses, *second.addresses, silence_s=QUIET_S)
     task = asyncio.create_task(fetcher.fetch(handle))
@@ -58,7 +56,7 @@ async def test_a_server_that_falls_silent_is_left_for_the_next(far: FarHost) -> 
 
 
 async def test_a_host_that_comes_back_in_time_is_waited_for(far: FarHost) -> None:
-    handle, sent = far.put(96 * PIECE)
+    handle, sent = far.put(24 * PIECE)
     server = far.start()
     fetcher = far.fetcher(*server.addresses, silence_s=QUIET_S)
     task = asyncio.create_task(fetcher.fetch(handle))
@@ -133,7 +131,7 @@ async def test_a_server_of_another_run_or_without_a_store_is_passed_over(far: Fa
 
 
 async def test_a_fetch_that_is_given_up_disturbs_no_other(far: FarHost) -> None:
-    large, _ = far.put(64 * PIECE)
+    large, _ = far.put(16 * PIECE)
     handle, sent = far.put((WINDOW + 1) * PIECE)
     fetcher = far.fetcher(*far.serve())
     for _ in range(3):

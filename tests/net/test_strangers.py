@@ -44,9 +44,9 @@ def test_wrong_questions_get_an_error_and_the_server_lives(far: FarHost, dealer:
         return changed(transport=transport, block=BlockId(place, offset, 1))
 
     foreign = f"omni-{OTHER_RUN}-{'0' * 24}-0"
-    (far.shm / foreign).write_bytes(bytes(1 << 21))
+    (far.shm / foreign).write_bytes(bytes(2 * PIECE))
     (far.shm / foreign).chmod(0o600)
-    (far.shm / "secret").write_bytes(bytes(1 << 21))
+    (far.shm / "secret").write_bytes(bytes(2 * PIECE))
     wrong = {
         "another run": Want(1, OTHER_RUN, handle, 0, 10),
         "an arena of another run": elsewhere(foreign),
@@ -117,7 +117,7 @@ def test_who_sends_much_is_cut_off_and_others_are_served(far: FarHost, dealer: z
 async def test_a_peer_that_reads_nothing_costs_the_server_no_memory(
     far: FarHost, dealer: zmq.Socket[bytes]
 ) -> None:
-    handle, sent = far.put(64 * PIECE)
+    handle, sent = far.put(16 * PIECE)
     server = far.start()
     fetcher = far.fetcher(*server.addresses)
     assert bytes(await fetcher.fetch(handle)) == sent
