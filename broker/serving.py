@@ -139,7 +139,7 @@ class Serving:
         """
         if self._reader is not None:
             self._reader.trim()
-        if self._store is not None:
+        if self._store is not None and self._store.folder.is_dir():
             with contextlib.suppress(OSError, ValueError):
                 self.store_host = self._store.name()
 

@@ -11,13 +11,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from adapters.chunk import Chunk, Payload
-from adapters.handle import blocks_of
+from adapters.handle import BlockId, blocks_of
 from broker.protocol import Abort, Attach, Error, Forget, Submit, Timing
 from broker.receiving import Receiving
 from pipelines.graph import Limits
 
 if TYPE_CHECKING:
     from broker.client import Client
+
+
+NOTHING: list[BlockId] = []
 
 
 class BrokerError(Exception):
@@ -63,13 +66,17 @@ class RequestStream(Receiving):
 
     async def __anext__(self) -> tuple[str, Payload]:
         while True:
-            await self._until_one_waits()
+            if not self.waiting:
+                await self._until_one_waits()
             first = self.waiting[0]
-            chunk, gone = await self._client.land(first[1])
+            chunk, gone = first[1], NOTHING
+            if chunk.handles:  # they may lie on another host
+                chunk, gone = await self._client.land(chunk)
             if self.waiting and self.waiting[0] is first:  # else it was dropped while it was on its way
                 break
         output, _, taken = self.take()
-        self._client.release(gone)
+        if gone:
+            self._client.release(gone)
         if taken is not None:
             self._client.post(taken)
         return output, self._client.unpack(chunk)
