@@ -252,6 +252,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
             "leaked_segments": leaks.segments,
             "leaked_processes": leaks.processes,
             "leaked_files": leaks.files,
+            "left": {h.address: h.segments() + h.files() for h in home.hosts if h.segments() or h.files()},
         }
 
 
@@ -277,7 +278,7 @@ def main(argv: Sequence[str]) -> None:
     report.table("Strikes", results["strikes_by_kind"])
     simple = {key: value for key, value in results.items() if not isinstance(value, dict | list)}
     report.table("Outcome", [{"figure": key, "value": value} for key, value in simple.items()])
-    for key in ("why", "why_unequal", "left_in_tables", "orphaned_segments"):
+    for key in ("why", "why_unequal", "left_in_tables", "orphaned_segments", "left"):
         if results[key]:
             report.say(f"{key}: {results[key]}")
     report.finish(results)

@@ -19,5 +19,5 @@ def test_answers_survive_partitions_and_dead_hosts() -> None:
     nothing = ("lost", "honest_errors", "duplicated_chunks", "gaps", "unequal", "not_back", "tracebacks")
     leaks = ("left_in_tables", "orphaned_segments", "leaked_segments", "leaked_processes", "leaked_files")
     wrong = {name: found[name] for name in (*nothing, *leaks) if found[name]}
-    assert not wrong, (said, found["why"], found["why_unequal"])
+    assert not wrong, (said, found["why"], found["why_unequal"], found["left"])
     assert found["requests"] > 0

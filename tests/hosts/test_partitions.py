@@ -16,8 +16,7 @@ WORKERS = {
     LEFT: ["line/tone", "line/mix", "kept/mix", "bare/tone"],
     RIGHT: ["line/tone", "lone/tone", "lone/mix", "kept/tone", "bare/mix"],
 }
-#: silence after which a worker loses its leases is 6 s; then beats are looked at about once a second
-GIVEN_UP_S = 10.0
+GIVEN_UP_S = 20.0  #: a worker loses its leases after 6 s of silence; more where the machine is busy
 
 
 @pytest.fixture(scope="module")
