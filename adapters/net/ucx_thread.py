@@ -121,6 +121,8 @@ class UcxThread:
         self._stop()
 
     def _start(self) -> None:
+        # Importing UCXX sets a variable that UCX, where it was built without CUDA, warns of.
+        os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         from ucxx._lib import libucxx
         from ucxx._lib.arr import Array
 

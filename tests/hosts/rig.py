@@ -25,7 +25,6 @@ HERTZ = 440.0
 RATE, WORD_S = 24_000, 1.0  #: a chunk of 94 KiB: too much to ride inside a message
 BIG_RATE, BIG_WORD_S = 192_000, 10.0  #: one of 7.3 MiB
 START_S = 60.0
-UCX_ENV = {"UCX_TLS": "tcp,self"}  #: its shared memory knows nothing of network namespaces
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def running(
             file.write_text(yaml.safe_dump(pipeline, sort_keys=False))
             pipeline = str(file)  # noqa: PLW2901
         options += ["--pipeline", pipeline]
-    with cluster(hosts, UCX_ENV) as made:
+    with cluster(hosts) as made:
         made.start(*options)
         made.place(workers, start_s)
         yield made
