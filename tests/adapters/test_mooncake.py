@@ -171,7 +171,7 @@ def test_fewer_hosts_than_it_should_lie_on_are_told(quiet: Moon, peers: Peers) -
 def test_a_metadata_server_is_used_where_one_is_named(peers: Peers) -> None:
     with moon(1, metadata=True) as made:
         peer = peers(made, replicas=1, metadata=made.metadata, patience_s=0.5)
-        assert peers(made, metadata=made.metadata).read(peer.put(NAME, SEED, MIB), SEED, MIB)
+        assert peer.read(peer.put(NAME, SEED, MIB), SEED, MIB)
         lost = peers(made, metadata=f"http://127.0.0.1:{free_port()}/metadata", patience_s=0.5)
         with pytest.raises(PeerError, match="Unreachable"):
             lost.put(NAME, SEED, MIB)
