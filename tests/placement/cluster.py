@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.house import House, free_port
 from tests.leftovers import processes_of, until
 
-START_S = 60.0
+START_S = 120.0
 STOP_S = 10.0
-#: Ray's settings: a lost node is noticed within two seconds, not fifteen; and nobody is told of this cluster
+#: Ray's settings: a lost node is noticed within seconds, not within fifteen; nobody is told of this cluster
 QUICK = {
-    "RAY_health_check_initial_delay_ms": "500",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "2",
+    "RAY_health_check_failure_threshold": "3",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_MEMORY_MONITOR": "1",
 }
@@ -48,15 +47,28 @@ class Cluster:
         return process
 
     def start(self) -> None:
-        """The head, which is up when something listens at its address."""
+        """The head, of which as little as can be; nodes may join when it listens at its address."""
         port = self.address.rpartition(":")[2]
         where = ("--port", port, "--temp-dir", str(self._home.folder / "ray"))
-        self._ray("head", "--head", *where, "--num-cpus", "0", "--include-dashboard", "false")
-        until(lambda: "Ray runtime started" in self.log("head"), "the head to start", START_S)
+        less = ("--include-dashboard", "false", "--include-log-monitor", "false", "--no-monitor")
+        self._ray("head", "--head", *where, "--num-cpus", "0", *less)
+        until(self._listens, "the head to start", START_S)
+
+    def _listens(self) -> bool:
+        host, port = self.address.split(":")
+        with suppress(OSError):
+            socket.create_connection((host, int(port))).close()
+            return True
+        return False
 
     def add(self, name: str, cpus: int) -> None:
-        """One more node. It joins by and by."""
-        self._ray(name, "--address", self.address, "--num-cpus", str(cpus))
+        """One more node. Two that start at the same time get into each other's way."""
+        where = ("--address", self.address, "--include-log-monitor", "false")
+        self._ray(name, *where, "--num-cpus", str(cpus))
+
+    def until_up(self, name: str) -> None:
+        """Waits until a node, or the head, has started."""
+        until(lambda: "Ray runtime started" in self.log(name), f"the node {name} to start", START_S)
 
     def lose(self, name: str) -> None:
         """SIGKILL to all that runs on a node."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.house import House, free_port, line, write
-from tests.placement.cluster import Cluster, cluster
+from tests.placement.cluster import START_S, Cluster, cluster
 
 Houses = Callable[..., House]
 
@@ -44,11 +44,13 @@ async def test_a_lost_nodes_workers_come_back_on_another_and_requests_go_on(
     home = house()
     with cluster(home) as ray:
         ray.add("one", 2)
+        await asyncio.to_thread(ray.until_up, "one")
         ray.add("two", 2)
         where = ("--placement", "ray", "--ray-address", ray.address, "--listen", listen())
         home.start("--pipeline", write(tmp_path, document()), *where, ready=False)
-        await asyncio.to_thread(home.until, lambda: home.get("/ready")[0] == 503)
-        await asyncio.to_thread(home.until, lambda: present(home, "a", "b"))
+        await asyncio.to_thread(home.until, lambda: home.get("/ready")[0] == 503, START_S)
+        await asyncio.to_thread(home.until, lambda: present(home, "a", "b"), START_S)
+        await asyncio.to_thread(ray.until_up, "two")
         await lose_a_node(home, ray)
         words = await asyncio.to_thread(trouble, home)
         assert words.startswith("1 worker can't be placed: each asks for 99 CPUs, and no node has so much; ")
