@@ -44,7 +44,7 @@ class Buffers:
     def take(self, nbytes: int) -> memoryview:
         """A writable buffer of that size, with anything in it. It comes back when its last view is gone."""
         if nbytes < SMALLEST:
-            return memoryview(np.empty(nbytes, np.uint8))
+            return np.empty(nbytes, np.uint8).data
         self._collect()
         fitting = [entry for entry in self._free if nbytes <= entry[1].nbytes <= 2 * nbytes + _ROUND]
         if fitting:
@@ -57,7 +57,7 @@ class Buffers:
         # An array whose own base is no array: NumPy keeps it alive for every view that is made of it.
         root = np.frombuffer(memory.data[:nbytes], np.uint8)
         weakref.finalize(root, self._returned.append, memory).atexit = False
-        return memoryview(root)
+        return root.data
 
     def trim(self, kept_s: float = KEPT_S) -> None:
         """Lets go of what has waited for so long."""

@@ -20,7 +20,7 @@ from adapters.net.secure import Secure
 Book = dict[str, list[str]]  #: name of a host, or of a disk store -> addresses of its data servers
 
 TRANSPORTS = ("auto", "zmq", "ucx")
-UCX_FROM = 1 << 20  #: bytes; a smaller block is here before a ticket is
+UCX_FROM = 4 << 20  #: bytes; a smaller block is here before a ticket is
 UCX_AGAIN_S = 60.0  #: a server that gave nothing over UCX is asked for pieces for so long
 
 _log = logging.getLogger(__name__)
@@ -95,24 +95,25 @@ class Fetcher:
             raise AdapterError(f"transport {transport!r} leads to no other host; allowed: {TRANSPORTS}")
         loop = asyncio.get_running_loop()
         self._trim_later()
-        target = Target(self._buffers.take(handle.nbytes))
+        target: Target | None = None
         deadline = loop.time() + self._patience_s
         tried: dict[str, str] = {}
         while not self._context.closed:
             self._changed.clear()
             for address in self._servers(handle, "zmq"):
-                before = target.here
+                before = 0 if target is None else target.here
                 try:
                     if self._goes_by_ucx(address, handle, transport) and await self._has_puller(transport):
                         data = await self._by_ucx(address, handle)
                         if data is not None:
                             return data
+                    target = target or Target(self._buffers.take(handle.nbytes))
                     await self._link(address).pull(handle, target)
                 except Silent as error:
                     tried[address] = str(error)
                 else:
                     return target.buffer
-                if target.here > before:
+                if target is not None and target.here > before:
                     deadline = loop.time() + self._patience_s
                 elif loop.time() >= deadline:
                     break

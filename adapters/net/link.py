@@ -130,7 +130,8 @@ class Link:
             raise Silent(f"{self.address}: given up")
         self._begin()
         self._number += 1
-        number, asked = self._number, self._loop.create_future()
+        number = self._number
+        asked: asyncio.Future[Ticket] = self._loop.create_future()
         try:
             self._socket.send(encode(Lend(number, self._run, handle)), zmq.NOBLOCK)
         except zmq.Again:

@@ -284,6 +284,8 @@ class DataServer:
 
     def _send(self, peer: bytes, answer: Answer, data: memoryview | None = None) -> None:
         """Whoever has gone, or reads nothing, goes without: a fetcher asks again, or elsewhere."""
-        frames = [peer, encode(answer)] if data is None else [peer, encode(answer), data]
+        frames: list[bytes | memoryview] = [peer, encode(answer)]
+        if data is not None:
+            frames.append(data)
         with contextlib.suppress(zmq.Again, zmq.ZMQError):
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)

@@ -67,8 +67,8 @@ class UcxLender:
         self._lent: dict[bytes, _Lent] = {}
         self._guests: list[_Guest] = []
         self._listener: Any = None
+        self._port = 0
         self._thread = UcxThread("ucx-lender", self._begin, lambda: False, self._tick)
-        self._port: int = self._listener.port
 
     def lend(self, number: int, data: memoryview) -> Ticket:
         """See :meth:`adapters.net.movers.Lender.lend`."""
@@ -95,6 +95,7 @@ class UcxLender:
     def _begin(self, thread: UcxThread) -> None:
         self._thread = thread
         self._listener = thread.api.UCXListener.create(thread.worker, 0, self._connected)
+        self._port = self._listener.port
 
     def _connected(self, request: int) -> None:
         guest = _Guest(self._listener.create_endpoint_from_conn_request(request, True))

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from adapters.handle import AdapterError
@@ -146,7 +147,7 @@ class UcxThread:
             moved = True
             self._watched = [watched for watched in self._watched if watched not in ended]
             for watched in ended:
-                self._guarded(lambda watched=watched: watched.done(_error_of(watched.request)))
+                self._guarded(partial(watched.done, _error_of(watched.request)))
         return moved
 
     @staticmethod

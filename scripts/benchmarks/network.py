@@ -8,6 +8,9 @@ gbytes_per_s          of a fetch, from asking to having the whole block in memor
 raw_tcp_gbytes_per_s  of the same block through two sockets: sendall out of the mapping, and recv_into the
                       same buffer again and again; turn by turn with the fetches
 of_raw                the one divided by the other
+cpu_s_per_gb          processor time of both processes, a mean: what counts where the network is slower,
+                      and what a busy machine changes less
+raw_cpu_s_per_gb      the same for the plain sockets
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -22,7 +26,8 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +61,7 @@ class Offer(msgspec.Struct):
     plain: list[str]  #: addresses of a data server without keys
     secure: list[str]  #: of one with keys
     raw: int  #: port of the plain socket
+    pid: int
     handles: list[Handle]
 
 
@@ -131,7 +137,7 @@ def _serve(address: str, folder: Path, sizes: list[int]) -> None:
         while has_ucx() and not plain.lends:
             time.sleep(0.01)
         port = listener.getsockname()[1]
-        offer = Offer(this_host(shm), plain.addresses, secure.addresses, port, handles)
+        offer = Offer(this_host(shm), plain.addresses, secure.addresses, port, os.getpid(), handles)
         print(msgspec.json.encode(offer).decode(), flush=True)
         sys.stdin.read()
         del views
@@ -148,6 +154,35 @@ def _serve_raw(listener: socket.socket, views: list[memoryview]) -> None:
 # --- the second host
 
 
+class Costs:
+    """What one way has cost, round by round."""
+
+    def __init__(self, server: int) -> None:
+        self._server = server
+        self._seconds: list[float] = []
+        self._cpu: list[float] = []
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Measures what is inside."""
+        cpu, start = self._both(), clock()
+        yield
+        self._seconds.append(clock() - start)
+        self._cpu.append(self._both() - cpu)
+
+    def rate(self, nbytes: int) -> float:
+        """GB/s, the median."""
+        return nbytes / 1e9 / statistics.median(self._seconds[WARM_UP:])
+
+    def cpu(self, nbytes: int) -> float:
+        """Seconds per GB, the mean: the server's time is counted in steps of 10 ms."""
+        return statistics.fmean(self._cpu[WARM_UP:]) / nbytes * 1e9
+
+    def _both(self) -> float:
+        fields = Path(f"/proc/{self._server}/stat").read_text().rpartition(")")[2].split()
+        return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def _fetch(address: str, folder: Path, options: argparse.Namespace) -> None:
     offer = msgspec.json.decode(sys.stdin.buffer.readline(), type=Offer)
     ways = {"zmq": ("zmq", offer.plain), "zmq+curve": ("zmq", offer.secure), "ucx": ("ucx", offer.plain)}
@@ -161,37 +196,34 @@ async def _fetch(address: str, folder: Path, options: argparse.Namespace) -> Non
             fetcher.book = {offer.host: ways[name][1]}
         for number, handle in enumerate(offer.handles):
             into = memoryview(bytearray(handle.nbytes))
-            times: dict[str, list[float]] = {name: [] for name in ["raw", *options.transports]}
+            plain, costs = Costs(offer.pid), {name: Costs(offer.pid) for name in fetchers}
             for _ in range(WARM_UP + options.rounds):
-                times["raw"].append(_fetch_raw(raw, number, into))
+                with plain.round():
+                    _fetch_raw(raw, number, into)
                 for name, fetcher in fetchers.items():
-                    start = clock()
-                    data = await fetcher.fetch(handle, ways[name][0])
-                    times[name].append(clock() - start)
+                    with costs[name].round():
+                        data = await fetcher.fetch(handle, ways[name][0])
                     if not np.array_equal(data, into):
                         raise RuntimeError(f"{handle.nbytes} bytes came changed over {name}")
                     del data
-            rates = {
-                name: handle.nbytes / 1e9 / statistics.median(seconds[WARM_UP:])
-                for name, seconds in times.items()
-            }
-            rows += [
-                {
-                    "transport": name,
-                    "bytes": handle.nbytes,
-                    "gbytes_per_s": rates[name],
-                    "raw_tcp_gbytes_per_s": rates["raw"],
-                    "of_raw": rates[name] / rates["raw"],
-                }
-                for name in options.transports
-            ]
+            rows += [_row(name, handle.nbytes, cost, plain) for name, cost in costs.items()]
     print(json.dumps(rows))
 
 
-def _fetch_raw(connection: socket.socket, number: int, into: memoryview) -> float:
-    start = clock()
+def _row(name: str, nbytes: int, cost: Costs, raw: Costs) -> dict[str, Any]:
+    return {
+        "transport": name,
+        "bytes": nbytes,
+        "gbytes_per_s": cost.rate(nbytes),
+        "raw_tcp_gbytes_per_s": raw.rate(nbytes),
+        "of_raw": cost.rate(nbytes) / raw.rate(nbytes),
+        "cpu_s_per_gb": cost.cpu(nbytes),
+        "raw_cpu_s_per_gb": raw.cpu(nbytes),
+    }
+
+
+def _fetch_raw(connection: socket.socket, number: int, into: memoryview) -> None:
     connection.send(bytes([number]))
     here = 0
     while here < len(into):
         here += connection.recv_into(into[here:])
-    return clock() - start
