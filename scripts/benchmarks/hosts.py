@@ -218,6 +218,12 @@ class Cluster:
         where = ("--listen", self.address, "--host", self.first.address, "--port", str(GATEWAY_PORT))
         self._broker.append(self.first.popen("broker.cli", "start", "--no-workers", *where, *self._options))
 
+    def kill_broker(self) -> None:
+        """SIGKILL to the broker's process alone; the supervisor starts another."""
+        for pid, command in self.first.processes().items():
+            if "broker.server" in command.split():
+                os.kill(pid, signal.SIGKILL)
+
     def worker(self, host: int, stage: str) -> subprocess.Popen[bytes]:
         """`omni-worker` for "pipeline/stage" on one of the hosts."""
         pipeline, _, name = stage.partition("/")
@@ -286,7 +292,8 @@ class Cluster:
         return self._ask(Inspect(1, "status"))
 
     def _ask(self, question: Inspect | Letters) -> dict[str, Any] | None:
-        with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+        dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        with dealer:
             dealer.setsockopt(zmq.IDENTITY, new_peer("c"))
             dealer.setsockopt(zmq.LINGER, 500)
             dealer.connect(endpoints(self.local).clients)

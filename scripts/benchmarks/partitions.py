@@ -1,9 +1,9 @@
-"""What callers lose while hosts are cut off the network, or all their processes killed, at random.
+"""What callers lose while hosts are cut off, or all their processes or the broker killed, at random.
 
 Four hosts have the workers of a pipeline of four stages, a fifth the broker and the gateway. Each stage is on
 two hosts, and tensors go from host to host between the last three. Every answer must equal the undisturbed
 one bit for bit. A host is back a while after each strike: its link works again, or guardians are started
-there as at its first start. Needs root and `ip` (iproute2).
+there as at its first start. Any link may be cut, the broker's too. Needs root and `ip` (iproute2).
 """
 
 from __future__ import annotations
@@ -108,14 +108,20 @@ class Strikes:
     async def strike(self, kind: str) -> Strike:
         """One strike at a random moment, and its end; returns when all workers are back."""
         await asyncio.sleep(self._random.uniform(*BETWEEN_S))
-        at_most = 1 if kind == "host killed" else len(WORKERS) // 2
-        numbers = self._random.sample(sorted(WORKERS), self._random.randint(1, at_most))
+        if kind == "broker killed":
+            numbers = [0]
+        elif kind == "host killed":
+            numbers = self._random.sample(sorted(WORKERS), 1)
+        else:
+            numbers = self._random.sample([0, *WORKERS], self._random.randint(1, len(WORKERS) // 2))
         seconds = self._random.uniform(*KINDS[kind])
         death = Death(kind, time.monotonic())
         for caller in self._load.callers:
             if caller.streaming:
                 caller.touched(death, "audio")
-        if kind == "host killed":
+        if kind == "broker killed":
+            await asyncio.to_thread(self._home.kill_broker)
+        elif kind == "host killed":
             await self._kill(numbers, seconds)
         else:
             await self._cut(numbers, seconds)
@@ -151,7 +157,7 @@ class Strikes:
 
 
 #: Kind -> the seconds that it lasts.
-KINDS = {"short cut": SHORT_S, "long cut": LONG_S, "host killed": DEAD_S}
+KINDS = {"short cut": SHORT_S, "long cut": LONG_S, "host killed": DEAD_S, "broker killed": (0.0, 0.0)}
 
 
 def table(strikes: Sequence[Strike], load: Load) -> list[dict[str, Any]]:
