@@ -204,6 +204,8 @@ class Fetcher:
 
         try:
             self._puller = UcxPuller(self._silence_s)
+            if self._context.closed:  # meanwhile
+                self._puller.close()
         except Exception as error:  # ImportError too: this host may lack what it needs
             self._why_none = str(error)
             _log.warning("no blocks come by UCX: %s", error)

@@ -9,6 +9,7 @@ There is one: UCX (:mod:`adapters.net.ucx`), where the extra `ucx` is installed.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import Protocol
 
@@ -54,6 +55,7 @@ class Puller(Protocol):
         ...
 
 
+@functools.cache
 def has_ucx() -> bool:
     """Whether the extra `ucx` is installed."""
     return importlib.util.find_spec("ucxx") is not None

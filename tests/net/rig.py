@@ -72,10 +72,12 @@ class FarHost:
         self.arena = stack.enter_context(SharedMemory(RUN, folder=self.shm, store=self.store))
         self._stack = stack
 
-    def serve(self, *, run: str = RUN, store: bool = True, secure: Secure | None = None) -> list[str]:
+    def serve(
+        self, address: str = LOCAL, *, run: str = RUN, store: bool = True, secure: Secure | None = None
+    ) -> list[str]:
         """A server in this process; its addresses."""
         reader = Reader(self.shm, store=self.store if store else None)
-        server = DataServer(run, LOCAL, reader, secure=secure, ucx=False)
+        server = DataServer(run, address, reader, secure=secure, ucx=False)
         self._stack.callback(server.close)
         return server.addresses
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -60,6 +61,16 @@ async def test_all_dtypes_and_shapes_arrive_bit_by_bit(far: FarHost, monkeypatch
 async def test_blocks_of_any_size_arrive_whole(far: FarHost, nbytes: int) -> None:
     handle, sent = far.put(nbytes)
     assert bytes(await far.fetcher(*far.serve()).fetch(handle)) == sent
+
+
+async def test_addresses_may_be_of_either_kind(far: FarHost) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    handle, sent = far.put(PIECE + 1)
+    assert bytes(await far.fetcher(*far.serve("::1")).fetch(handle)) == sent
 
 
 async def test_many_blocks_come_at_a_time(far: FarHost) -> None:
