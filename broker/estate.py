@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from adapters.disk import DiskStore
 from adapters.handle import Handle
 from adapters.host import host_of, this_host
 from adapters.room import ceiling
@@ -100,9 +101,16 @@ class Estate:
         if handle.transport == "shm":
             if host_of(handle.block.place) not in self._ours or (shm_dir() / handle.block.place).exists():
                 return False
-        elif host_of(handle.file) in self._stores:
+        elif self._is_elsewhere(handle.file):
             return False
         return self._store is None or not handle.file or not self._store.has(handle.file)
+
+    def _is_elsewhere(self, file: str) -> bool:
+        """Whether a file is in another host's disk store. One that calls itself ours can be asked."""
+        name = host_of(file)
+        if name and isinstance(self._store, DiskStore) and self._store.folder.is_dir():
+            return name != self._store.name()
+        return name in self._stores
 
     # --- while it runs
 
