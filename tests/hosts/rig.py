@@ -24,7 +24,7 @@ Wave = npt.NDArray[np.float32]
 HERTZ = 440.0
 RATE, WORD_S = 24_000, 1.0  #: a chunk of 94 KiB: too much to ride inside a message
 BIG_RATE, BIG_WORD_S = 192_000, 10.0  #: one of 7.3 MiB
-START_S = 60.0
+START_S = 180.0  #: seconds on an idle machine, minutes on a busy one
 
 
 @contextmanager
