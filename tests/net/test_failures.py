@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 
 import pytest
 import zmq
 
+from adapters.disk import DiskStore
 from adapters.handle import AdapterError, BadHandle, Unreachable
 from adapters.net.fetch import Fetcher
 from adapters.net.link import Link
@@ -127,6 +129,28 @@ async def test_a_server_of_another_run_or_without_a_store_is_passed_over(far: Fa
     assert bytes(await far.fetcher(*useless, *far.serve()).fetch(stored)) == sent
     with pytest.raises(Unreachable, match="another run"):
         await far.fetcher(*useless, patience_s=0.1).fetch(stored)
+    far.store.discard("request-1")
+
+
+async def test_a_server_that_reads_a_file_for_long_is_not_taken_for_silent(
+    far: FarHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, sent = far.put(100_000)
+    place = far.store.put("request-1", memoryview(sent))
+    stored = type(handle)("disk", type(handle.block)(place, 0, 0), handle.nbytes, handle.dtype, handle.shape)
+    read, slow = DiskStore.read, threading.Event()
+
+    def read_slowly(self: DiskStore, place: str, nbytes: int) -> bytes:
+        slow.wait(20)
+        return read(self, place, nbytes)
+
+    monkeypatch.setattr(DiskStore, "read", read_slowly)
+    monkeypatch.setattr("adapters.net.server._TICK_MS", 20)
+    fetcher = far.fetcher(*far.serve(), silence_s=1)
+    asyncio.get_running_loop().call_later(1.5, slow.set)
+    assert bytes(await fetcher.fetch(stored)) == sent
+    (link,) = fetcher._links.values()
+    assert link._number == 1, "it was asked once"
     far.store.discard("request-1")
 
 
