@@ -201,6 +201,7 @@ class Guardian:
 
     def _on_welcome(self, welcome: Welcome) -> None:
         self._session.met(welcome.boot)
+        self._heard = time.monotonic()
         known, self._welcome = self._welcome, welcome
         try:
             self._hosting.begin(welcome, self._store)

@@ -62,7 +62,8 @@ class Worker:
         self.name = name
         self.guardian: Guardian | None = None
         self.waits_since: float | None = None  #: for a node
-        self.failure = ""  #: why the last one ended, while no other has lived long enough
+        self._failure = ""  #: why the last one ended
+        self._settles = 0.0  #: when its successor has lived long enough for that to be forgotten
         self._demand = demand
         self._options = options
         self._drain_s = drain_s
@@ -74,6 +75,11 @@ class Worker:
     def gone(self) -> bool:
         """See :class:`broker.placement.roster.Kept`."""
         return self._task.done()
+
+    @property
+    def failure(self) -> str:
+        """Why it ended a short while ago; "" if it has not, or has lived well since."""
+        return self._failure if time.monotonic() < self._settles else ""
 
     def drain(self) -> None:
         """See :class:`broker.placement.roster.Kept`."""
@@ -112,7 +118,7 @@ class Worker:
                 return
             lived = time.monotonic() - began
             pause = 0.0 if lived > SETTLED_S else min(max(FIRST_PAUSE_S, pause * 2), LONGEST_PAUSE_S)
-            self.failure = cause if pause else ""
+            self._failure, self._settles = cause, time.monotonic() + pause + SETTLED_S
             when = f"in {pause:g} s" if pause else "now"
             log.warning("%s ended (%s); it is started again %s", self.name, cause, when)
             await asyncio.sleep(pause)
@@ -132,7 +138,7 @@ class Worker:
             log.info("%s is process %d on %s", self.name, pid, host)
             code, last = await self._actor.wait.remote()
         except ray.exceptions.RayError as error:
-            return f"its actor is gone: {str(error).splitlines()[0]}"
+            return f"with its actor: {str(error).splitlines()[0]}"
         return f"on {host}: {last or describe_exit(code)}"
 
 
@@ -189,7 +195,7 @@ class Placer:
                 there = await asyncio.to_thread(nodes)
                 found[post.label] = trouble(waiting, self._demands[post.label], there)
             elif failures:
-                found[post.label] = f"a worker keeps ending {failures[0]}"
+                found[post.label] = f"a worker ended {failures[0]}"
         return found
 
 

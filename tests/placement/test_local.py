@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.leftovers import until
 Houses = Callable[..., House]
 
 QUICK = {"queue_per_worker": 1, "up_s": 0.5, "down_s": 1, "cooldown_s": 0.5}
-BURST = 60
+CALLERS = 12
 
 
 def scaled(least: int, most: int) -> dict[str, Any]:
@@ -38,6 +39,14 @@ async def ask(client: Client, number: int) -> bool:
         return [payload["text"] async for _, payload in stream] == [f"{number}"]
 
 
+async def feed(client: Client, numbers: Iterator[int], enough: asyncio.Event) -> bool:
+    """One caller of several, who asks again and again; whether all was answered."""
+    answered = True
+    while not enough.is_set():
+        answered = await ask(client, next(numbers)) and answered
+    return answered
+
+
 def told(home: House) -> dict[str, Any]:
     replicas: dict[str, Any] = home.stage("line", "a")["replicas"]
     return replicas
@@ -51,21 +60,20 @@ async def test_workers_follow_the_queue_and_leave_under_load(house: Houses, tmp_
     home = house("--pipeline", write(tmp_path, scaled(1, 3)))
     assert told(home)["wanted"] == 1
     async with home.client() as client:
-        burst = [asyncio.create_task(ask(client, number)) for number in range(BURST)]
+        numbers, enough = itertools.count(), asyncio.Event()
+        callers = [asyncio.create_task(feed(client, numbers, enough)) for _ in range(CALLERS)]
         await asyncio.to_thread(home.until, lambda: told(home)["present"] == 3)
         assert "queued for" in told(home)["why"]
         table = await asyncio.to_thread(home.command, "status")
         assert "Scaling" in table.stdout
-        assert all(await asyncio.gather(*burst))
-        number = BURST
+        enough.set()
+        assert all(await asyncio.gather(*callers))
         while guardians(home) > 1:  # one request after the other, so two are idle and leave
-            assert await ask(client, number)
-            number += 1
-        assert await ask(client, number)
+            assert await ask(client, next(numbers))
     assert told(home)["wanted"] == 1
     assert "busy" in told(home)["why"]
-    tasks = home.stage("line", "a")["tasks"]
-    assert (tasks["attempts"], tasks["done"]) == (number + 1, number + 1)
+    tasks, asked = home.stage("line", "a")["tasks"], next(numbers)
+    assert (tasks["attempts"], tasks["done"]) == (asked, asked)
     assert (tasks["deaths"], tasks["redelivered"]) == (0, 0)
     assert "is started again" not in home.log
 
@@ -83,10 +91,10 @@ async def test_a_health_file_says_how_a_worker_is(house: Houses, tmp_path: Path)
     home = house("--pipeline", write(tmp_path, line("a")), "--no-workers", ready=False)
     home.until((home.run_dir / "workers.sock").exists)
     file = tmp_path / "health" / "file"
-    process = home.worker("a", "--health-file", str(file), "--drain-s", "1")
+    process = home.worker("a", "--health-file", str(file), "--drain-s", "3")
 
     def says(word: str) -> None:
-        until(lambda: file.is_file() and file.read_text() == f"{word}\n", f"the file to say {word}")
+        until(lambda: file.is_file() and file.read_text() == f"{word}\n", f"the file to say {word}", 60.0)
 
     says("ready")
     broker = home.process_of("broker.server")
@@ -102,6 +110,6 @@ async def test_a_health_file_says_how_a_worker_is(house: Houses, tmp_path: Path)
         await asyncio.to_thread(home.until, lambda: home.stage("line", "a")["running"] == 1)
         process.terminate()
         says("draining")
-        assert await asyncio.to_thread(process.wait, 5) == 0  # --drain-s, where 30 s are usual
+        assert await asyncio.to_thread(process.wait, 15) == 0  # --drain-s, where 30 s are usual
         assert not file.exists()
         stream.abort()
