@@ -129,8 +129,9 @@ class UcxThread:
 
         self.api, self.array = libucxx, Array
         # Hosts share no memory, even where two of them are on one machine; and UCX's own shared memory, in a
-        # container's small /dev/shm, fails late. Whoever sets UCX_TLS knows better.
-        config = {} if "UCX_TLS" in os.environ else {"TLS": "^sm"}
+        # container's small /dev/shm, fails late. Nothing here lies on a GPU either, of whose memory UCX takes
+        # some in every process. Whoever sets UCX_TLS knows better.
+        config = {} if "UCX_TLS" in os.environ else {"TLS": "^sm,cuda"}
         feature = libucxx.Feature
         context = libucxx.UCXContext(config, feature_flags=(feature.TAG, feature.STREAM, feature.WAKEUP))
         self.worker = libucxx.UCXWorker(context)
