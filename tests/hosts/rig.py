@@ -24,7 +24,7 @@ Wave = npt.NDArray[np.float32]
 HERTZ = 440.0
 RATE, WORD_S = 24_000, 1.0  #: a chunk of 94 KiB: too much to ride inside a message
 BIG_RATE, BIG_WORD_S = 192_000, 10.0  #: one of 7.3 MiB
-START_S = 180.0  #: seconds on an idle machine, minutes on a busy one
+START_S = PATIENCE_S = 180.0  #: seconds are enough on an idle machine; on a busy one it may take minutes
 
 
 @contextmanager
@@ -125,11 +125,11 @@ class Song:
         """Whether nothing more comes."""
         return self._reading.done()
 
-    async def at(self, chunks: int, timeout_s: float = 20.0) -> None:
+    async def at(self, chunks: int, timeout_s: float = PATIENCE_S) -> None:
         """Waits until so many chunks are here."""
         await until(lambda: len(self.chunks) >= chunks or self.ended, timeout_s)
 
-    async def whole(self, timeout_s: float = 60.0) -> None:
+    async def whole(self, timeout_s: float = PATIENCE_S) -> None:
         """Waits for the end. Every chunk must have come once, in order and unchanged. Raises BrokerError."""
         async with asyncio.timeout(timeout_s):
             await self._reading
@@ -138,7 +138,7 @@ class Song:
             assert np.array_equal(chunk, sung(number)), f"chunk {number}"
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     """Waits for a condition that is looked at in a thread: some of them ask the broker."""
     async with asyncio.timeout(timeout_s):
         while not await asyncio.to_thread(condition):

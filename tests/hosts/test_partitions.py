@@ -16,7 +16,7 @@ WORKERS = {
     LEFT: ["line/tone", "line/mix", "kept/mix", "bare/tone"],
     RIGHT: ["line/tone", "lone/tone", "lone/mix", "kept/tone", "bare/mix"],
 }
-GIVEN_UP_S = 20.0  #: a worker loses its leases after 6 s of silence; more where the machine is busy
+GIVEN_UP_S = 60.0  #: a worker loses its leases after 6 s of silence; later where the machine is busy
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ async def client(halves: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     await until(lambda: all_there(halves))
     async with Client(halves.local) as connected:
         yield connected
-    assert await asyncio.to_thread(halves.tables, 20.0) == {}
-    assert await asyncio.to_thread(halves.memory, 20.0) == {}
+    assert await asyncio.to_thread(halves.tables, GIVEN_UP_S) == {}
+    assert await asyncio.to_thread(halves.memory, GIVEN_UP_S) == {}
 
 
 def all_there(cluster: Cluster) -> bool:
