@@ -40,6 +40,11 @@ class Far:
         return [item.name for item in segments(self.shm)]
 
     @property
+    def leftovers(self) -> list[str]:
+        """What the dead have left."""
+        return [item.name for item in segments(self.shm) if not item.owner_alive] + self.files
+
+    @property
     def files(self) -> list[str]:
         return [file for file in files_in(self.state) if not file.endswith("/name")]
 

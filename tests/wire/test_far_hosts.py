@@ -118,7 +118,8 @@ async def test_a_host_whose_processes_all_died_serves_what_is_left_when_one_retu
         await rig.add("there", "a", Counter(1))
         async with stream:
             assert await rest(stream) == list(range(6))
-        await eventually(lambda: not rig.hosts["there"].segments, "the memory to be removed", 40)
+        there = rig.hosts["there"]
+        await eventually(lambda: not there.leftovers, "memory and files to be removed", 40)
 
 
 async def test_an_input_out_of_reach_is_an_honest_error_that_names_host_and_edge(
@@ -210,3 +211,24 @@ async def test_requests_go_on_when_the_broker_dies_and_workers_are_elsewhere(tmp
         counter.allow(8)
         async with stream:
             assert await rest(stream) == list(range(1, 8))
+
+
+@pytest.mark.parametrize("checkpoint", ["memory", "disk"])
+async def test_a_broker_that_was_stopped_finds_what_lies_elsewhere(tmp_path: Path, checkpoint: Any) -> None:
+    async with far_rig(tmp_path, line("a", "b").with_checkpoint(checkpoint)) as rig:
+        counter, doubler = Counter(4, floats=FLOATS), Doubler(allowed=0)
+        a = await rig.add("there", "a", counter)
+        b = await rig.add("yonder", "b", doubler)
+        stream = await submit(rig, stored=True)
+        await eventually(lambda: counter.ended and not a.process.running, "everything to be made")
+        rig.broker.stop()
+        for worker in (a, b):
+            rig.forget(worker)
+            await worker.vanish()
+        rig.broker.start()
+        await rig.add("there", "a", Counter(4, floats=FLOATS))
+        await rig.add("yonder", "b", Doubler())
+        assert await rest(stream) == list(range(4))
+        stream.abort()
+        there = rig.hosts["there"]
+        await eventually(lambda: not there.leftovers, "memory and files to be removed", 40)
