@@ -90,7 +90,7 @@ class FarHost:
     def fetcher(
         self,
         *addresses: str,
-        patience_s: float = 10.0,
+        patience_s: float = 60.0,
         silence_s: float = 3.0,
         secure: Secure | None = None,
     ) -> Fetcher:
