@@ -29,7 +29,7 @@ GOOD: dict[str, Any] = {
     "edges": [{"from": "request", "to": "a"}, {"from": "a", "to": "b", "window": {"frames": 4}}],
 }
 
-DELETE = object()
+DELETE = ...
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
