@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.house import House, free_port
@@ -38,37 +37,37 @@ class Cluster:
         self.address = f"127.0.0.1:{free_port()}"
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def _ray(self, name: str, *options: str) -> subprocess.Popen[bytes]:
+    def _ray(self, name: str, *options: str) -> None:
+        """`ray start`, and again where it gives up: a node has 30 s, which is little on a busy machine."""
         environment = {**self._home.env, **QUICK, "OMNI_TEST_NODE": str(self.folder(name))}
-        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"]
-        with (self._home.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen([*command, *MEMORY, *options], env=environment, stdout=log, stderr=log)
-        self._processes.append(process)
-        return process
+        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *MEMORY, *options]
+        process: subprocess.Popen[bytes] | None = None
+
+        def up() -> bool:
+            nonlocal process
+            if process is None or process.poll() is not None:
+                self.lose(name)
+                with (self._home.folder / f"{name}.log").open("ab") as log:
+                    process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                self._processes.append(process)
+            return "Ray runtime started" in self.log(name)
+
+        try:
+            until(up, f"the node {name} to start", START_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; its log:\n{self.log(name)[-2000:]}") from None
 
     def start(self) -> None:
-        """The head, of which as little as can be; nodes may join when it listens at its address."""
+        """The head, of which as little as can be."""
         port = self.address.rpartition(":")[2]
         where = ("--port", port, "--temp-dir", str(self._home.folder / "ray"))
         less = ("--include-dashboard", "false", "--include-log-monitor", "false", "--no-monitor")
         self._ray("head", "--head", *where, "--num-cpus", "0", *less)
-        until(self._listens, "the head to start", START_S)
-
-    def _listens(self) -> bool:
-        host, port = self.address.split(":")
-        with suppress(OSError):
-            socket.create_connection((host, int(port))).close()
-            return True
-        return False
 
     def add(self, name: str, cpus: int) -> None:
-        """One more node. Two that start at the same time get into each other's way."""
+        """One more node; it is up when this ends. Two that start at once get into each other's way."""
         where = ("--address", self.address, "--include-log-monitor", "false")
         self._ray(name, *where, "--num-cpus", str(cpus))
-
-    def until_up(self, name: str) -> None:
-        """Waits until a node, or the head, has started."""
-        until(lambda: "Ray runtime started" in self.log(name), f"the node {name} to start", START_S)
 
     def lose(self, name: str) -> None:
         """SIGKILL to all that runs on a node."""

@@ -20,12 +20,14 @@ PIECES = 10
 
 
 def document() -> dict[str, Any]:
-    """Stages `a` and `b`, of which `a` takes 0.3 s for each chunk, and `c`, which no node can hold."""
+    """`a`, which takes 0.3 s a chunk, then `b`; `c`, which no node can hold; `d`, which often rests."""
     made = line("a", "b")
     made["stages"]["a"]["options"]["delay_s"] = 0.3
     made["stages"]["c"] = {"engine": "function", "resources": {"threads": 99}}
-    made["outputs"]["more"] = "c"
-    made["edges"].append({"from": "b", "to": "c"})
+    rests = {"replicas": {"min": 0, "max": 1}, "scaling": {"down_s": 1, "cooldown_s": 1}}
+    made["stages"]["d"] = {"engine": "function", "resources": rests}
+    made["outputs"] |= {"more": "c", "rest": "d"}
+    made["edges"] += [{"from": "b", "to": "c"}, {"from": "a", "to": "d"}]
     return made
 
 
@@ -43,18 +45,17 @@ async def test_a_lost_nodes_workers_come_back_on_another_and_requests_go_on(
 ) -> None:
     home = house()
     with cluster(home) as ray:
-        ray.add("one", 2)
-        await asyncio.to_thread(ray.until_up, "one")
-        ray.add("two", 2)
+        ray.add("one", 3)
         where = ("--placement", "ray", "--ray-address", ray.address, "--listen", listen())
         home.start("--pipeline", write(tmp_path, document()), *where, ready=False)
+        await asyncio.to_thread(ray.add, "two", 3)
         await asyncio.to_thread(home.until, lambda: home.get("/ready")[0] == 503, START_S)
         await asyncio.to_thread(home.until, lambda: present(home, "a", "b"), START_S)
-        await asyncio.to_thread(ray.until_up, "two")
         await lose_a_node(home, ray)
+        await wake_and_rest(home)
         words = await asyncio.to_thread(trouble, home)
         assert words.startswith("1 worker can't be placed: each asks for 99 CPUs, and no node has so much; ")
-        assert words.endswith("they have 0 CPUs, 2 CPUs")
+        assert words.endswith("they have 0 CPUs, 3 CPUs")
         stop = await asyncio.to_thread(home.command, "stop")
         assert stop.returncode == 0, home.log
         assert not [command for command in home.processes().values() if "workers.cli" in command]
@@ -78,6 +79,21 @@ async def lose_a_node(home: House, ray: Cluster) -> None:
     for stage in ("a", "b"):
         (pid,) = home.pids("line", stage)
         assert ray.node_of(pid) != lost
+
+
+async def wake_and_rest(home: House) -> None:
+    """A stage without a worker gets an actor when something waits for it, which leaves afterwards."""
+    assert not present(home, "d")
+    async with home.client() as client:
+        given = {"request": [{"text": "x"}]}
+        async with await client.submit("line", outputs=["rest"], given=given) as stream:
+            async with asyncio.timeout(60):
+                assert [payload["text"] async for _, payload in stream] == ["x"]
+    await asyncio.to_thread(
+        home.until, lambda: not home.stage("line", "d")["starting"] and not present(home, "d")
+    )
+    assert home.stage("line", "d")["tasks"]["deaths"] == 0
+    assert "line/d's worker 0 ended" not in home.log
 
 
 def trouble(home: House) -> str:
