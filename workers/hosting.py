@@ -46,6 +46,7 @@ class Hosting:
         self._store: Store | None = None
         self._away = False  #: the broker is on another host
         self._lock: RunLock | None = None
+        self._leaving = False
         self._told: Place | None = None
         self._book: dict[str, list[str]] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hosting")
@@ -107,7 +108,7 @@ class Hosting:
     def hold(self) -> None:
         """Keeps others from taking the run for dead here. Due now and then: one guardian does it for all."""
         self._serving.look()
-        if self._away and self._lock is None:
+        if self._away and self._lock is None and not self._leaving:
             self._do(self._take_over)
 
     def _take_over(self) -> None:
@@ -158,9 +159,9 @@ class Hosting:
     # --- the end
 
     async def linger(self, timeout_s: float, alive: Callable[[], bool], hurry: asyncio.Event) -> None:
-        """Waits until what our engines have left is needed no longer, if nobody else here can serve it.
+        """Waits until what our engines have left is needed no longer, if nobody else here looks after it.
 
-        Of several that leave at once, one waits for all: the first in the book.
+        Of several that leave a host at once, the one with the run's lock waits for all.
 
         Args:
             timeout_s: How long at most.
@@ -168,14 +169,28 @@ class Hosting:
             hurry: Ends the wait.
         """
         serving, ours = set(self._book.get(self._serving.host, [])), set(self._serving.data)
-        if not ours or (serving - ours and not (self._away and min(serving) in ours)):
+        if not ours or (serving - ours and not self._away):
             return
+        self._leaving = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while alive() and not hurry.is_set() and loop.time() < deadline and self._dead():
+        while alive() and not hurry.is_set() and loop.time() < deadline and await self._must_stay():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await hurry.wait()
+
+    async def _must_stay(self) -> bool:
+        """Whether the dead have left something here, and we are the one to wait for its end."""
+        if not self._away:
+            return bool(self._dead())
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._take_over)
+        if self._lock is None:
+            return False
+        if self._dead():
+            return True
+        self._lock.close()  # from here on whoever leaves takes it,
+        self._lock = None
+        return bool(self._dead())  # and an engine whose guardian still saw it with us is dead by now
 
     def close(self, *, sweeps: bool) -> None:
         """Ends our part. ``sweeps``: with the broker gone, nobody else removes what is here."""
