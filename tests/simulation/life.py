@@ -70,8 +70,15 @@ class Life:
         else:
             if host is None:
                 host = world.hosts[int(world.new_peer(b"")) % len(world.hosts)]
+                if self._calm:
+                    host = self._deserted() or host
             process = Guardian(world, world.new_peer(b"g"), what, host)
         world.processes[process.peer] = process
+
+    def _deserted(self) -> str:
+        """A host without a guardian, but the broker's: nothing there would ever go. "": none."""
+        there = {guardian.host for guardian in self.of(Guardian)}
+        return next((host for host in self.world.hosts if host and host not in there), "")
 
     def of(self, kind: type[P]) -> list[P]:
         """The living processes of a kind."""
@@ -295,9 +302,8 @@ class Life:
         for stage in world.order:
             if not any(g.stage == stage for g in self.of(Guardian)) and stage not in self.vacancies:
                 self.vacancies.append(stage)
-        for host in world.hosts:  # without anybody there nothing there would ever go
-            if host and not any(g.host == host for g in self.of(Guardian)):
-                self._start(world.order[0], host)
+        while host := self._deserted():
+            self._start(world.order[0], host)
         if not world.broker.up:
             world.broker.start()
 
