@@ -119,8 +119,8 @@ async def test_a_prompt_of_any_length_is_read_and_its_company_does_not_matter() 
     assert rows[2].any(-1).all()
     for index, text in enumerate(texts):
         alone, mean = states([text])
-        np.testing.assert_allclose(alone[0], rows[index], rtol=0, atol=1e-4)
-        np.testing.assert_allclose(mean[0], pooled[index], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(alone[0], rows[index], rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(mean[0], pooled[index], rtol=1e-5, atol=1e-4)
 
 
 def test_the_weights_are_small_and_come_along() -> None:
