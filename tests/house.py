@@ -15,24 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import yaml
-import zmq
 
 from adapters.sweep import sweep
-from broker.address import endpoints
 from broker.client import Client
 from broker.protocol import (
-    VERSION,
-    Bye,
-    Connect,
     Inspect,
     Letters,
-    Report,
-    decode_to_client,
-    encode,
-    new_peer,
 )
+from scripts.benchmarks.asked import asked
 from tests.leftovers import files_in, processes_of, until
 
 START_S = 120.0  #: idle machines need a few seconds, busy ones many
@@ -179,18 +170,7 @@ class House:
 
     def _ask(self, question: Inspect | Letters) -> dict[str, Any] | None:
         """The broker's answer; None if there is none."""
-        with zmq.Context.instance().socket(zmq.DEALER) as dealer:
-            dealer.setsockopt(zmq.IDENTITY, new_peer("c"))
-            dealer.setsockopt(zmq.LINGER, 500)
-            dealer.connect(endpoints(self.address).clients)
-            dealer.send(encode([Connect(VERSION, "cli"), question]))
-            while dealer.poll(ANSWER_MS):
-                for message in decode_to_client(dealer.recv()):
-                    if isinstance(message, Report):
-                        dealer.send(encode([Bye()]))
-                        report: dict[str, Any] = msgspec.msgpack.decode(message.body)
-                        return report
-        return None
+        return asked(self.address, question, ANSWER_MS)
 
     def stage(self, pipeline: str, stage: str) -> dict[str, Any]:
         """A stage's part of the report."""

@@ -17,24 +17,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-import zmq
-
 from adapters.process import dies_with_parent, python
 from adapters.segment import shm_dir
-from broker.address import endpoints
 from broker.keys import make
 from broker.protocol import (
-    VERSION,
-    Bye,
-    Connect,
     Inspect,
     Letters,
-    Report,
-    decode_to_client,
-    encode,
-    new_peer,
 )
+from scripts.benchmarks.asked import asked
 from scripts.benchmarks.house import GONE_S, PREFIX, START_S, STOP_S, Leaks
 from scripts.benchmarks.lan import Lan, Traffic
 
@@ -292,19 +282,7 @@ class Cluster:
         return self._ask(Inspect(1, "status"))
 
     def _ask(self, question: Inspect | Letters) -> dict[str, Any] | None:
-        dealer: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        with dealer:
-            dealer.setsockopt(zmq.IDENTITY, new_peer("c"))
-            dealer.setsockopt(zmq.LINGER, 500)
-            dealer.connect(endpoints(self.local).clients)
-            dealer.send(encode([Connect(VERSION, "cli"), question]))
-            while dealer.poll(ANSWER_MS):
-                for message in decode_to_client(dealer.recv()):
-                    if isinstance(message, Report):
-                        dealer.send(encode([Bye()]))
-                        report: dict[str, Any] = msgspec.msgpack.decode(message.body)
-                        return report
-        return None
+        return asked(self.local, question, ANSWER_MS)
 
     def workers(self, stage: str) -> list[Worker]:
         """The living workers of "pipeline/stage"."""

@@ -69,6 +69,17 @@ def kept(payload: Payload) -> Payload:
     return {**payload, "latents": payload["latents"].copy()}
 
 
+async def the_rest(home: House, name: str) -> list[Payload]:
+    """What a caller gets that comes back for what is after the break; the stored request ends with it."""
+    found = []
+    async with home.client() as client, await client.attach(name, {"text": HANGS_AT}) as stream:
+        async for _, payload in stream:
+            found.append(kept(payload))
+            del payload
+        stream.abort()  # a stored answer is kept for others, unless it is told to go
+    return found
+
+
 def assert_undisturbed(given: list[Payload]) -> None:
     """All steps are there, as a life without a death would have given them, and few were computed twice."""
     state = begin(SEED)
@@ -105,12 +116,5 @@ async def test_a_state_on_disk_survives_the_machine_and_older_ones_make_room(
         assert HANGS_AT + 2 <= len(copies) <= HANGS_AT + 3
         machine_goes_down(home)
     home.start("--pipeline", str(tmp_path / "pipeline.yaml"), "--checkpoint", "disk")
-    async with home.client() as client:
-        stream = await client.attach("on-disk-please", {"text": HANGS_AT})
-        async with stream:
-            async for _, payload in stream:
-                given.append(kept(payload))
-                del payload
-            stream.abort()  # a stored answer is kept for others, unless it is told to go
-    assert_undisturbed(given)
+    assert_undisturbed(given + await the_rest(home, "on-disk-please"))
     await asyncio.to_thread(home.until, lambda: not list(home.state_dir.glob("**/on-disk-please/*")))

@@ -10,7 +10,14 @@ from adapters.chunk import Payload
 from tests.adapters.moon import moon
 from tests.house import House
 from tests.process.steps_engine import HANGS_AT
-from tests.process.test_checkpoints import assert_undisturbed, kept, machine_goes_down, steps, submit
+from tests.process.test_checkpoints import (
+    assert_undisturbed,
+    kept,
+    machine_goes_down,
+    steps,
+    submit,
+    the_rest,
+)
 
 NAME = "in-mooncake-please"
 
@@ -30,12 +37,5 @@ async def test_what_was_open_goes_on_from_mooncake_and_is_removed_at_its_end(
             machine_goes_down(home)
         assert [path.name for path in home.state_dir.glob("chunks/*")] == []
         home.start("--pipeline", str(tmp_path / "pipeline.yaml"), *options, "--mooncake-replicas", "1")
-        async with home.client() as client:
-            stream = await client.attach(NAME, {"text": HANGS_AT})
-            async with stream:
-                async for _, payload in stream:
-                    given.append(kept(payload))
-                    del payload
-                stream.abort()  # a stored answer is kept for others, unless it is told to go
-        assert_undisturbed(given)
+        assert_undisturbed(given + await the_rest(home, NAME))
         await asyncio.to_thread(home.until, lambda: made.stored() == [])
