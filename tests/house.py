@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from broker.protocol import (
 )
 from scripts.benchmarks.asked import asked
 from tests.leftovers import files_in, processes_of, until
+from tests.ports import free_port
 
 START_S = 120.0  #: idle machines need a few seconds, busy ones many
 STOP_S = 60.0
@@ -205,13 +205,6 @@ def empty_house(env: dict[str, str] | None = None) -> Iterator[House]:
 def module(name: str, *arguments: str) -> list[str]:
     """A command line that runs a module of ours."""
     return [sys.executable, "-P", "-m", name, *arguments]
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def line(*names: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from adapters.mooncake_client import Address
 from adapters.net.landing import Landing
 from adapters.process import dies_with_parent, python
 from tests.leftovers import until
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 MEMORY_MIB = 64  #: of each
@@ -218,12 +219,6 @@ def peering() -> Iterator[Callable[..., Peer]]:
 def stuff(seed: int, size: int) -> bytes:
     """Bytes that no other seed has."""
     return random.Random(seed).randbytes(size)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # --- in the other process

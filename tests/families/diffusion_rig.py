@@ -43,6 +43,10 @@ class Painted:
         """uint8 [H, W, 3]"""
         return np.asarray(self.made["vae"][-1]["image"])
 
+    def looks_like(self, other: Painted) -> bool:
+        """The same picture but for rounding, which other company in a batch changes, and a colour with it."""
+        return int(np.abs(self.image.astype(int) - other.image).max()) <= 1
+
     @property
     def frames(self) -> Array:
         """uint8 [F, H, W, 3]"""
@@ -299,3 +303,12 @@ async def assert_resumes(pipeline: str, model: Path, asked: Asked, *, kill_after
     assert [payload.get("partial") for payload in broken] == [0, 1, None]
     for one, other in zip(broken, whole.made["denoiser"], strict=True):
         np.testing.assert_array_equal(one["latents"], other["latents"])
+
+
+def count_different(painted: Sequence[Painted]) -> int:
+    """How many different pictures these are."""
+    kinds: list[Painted] = []
+    for one in painted:
+        if not any(one.looks_like(other) for other in kinds):
+            kinds.append(one)
+    return len(kinds)

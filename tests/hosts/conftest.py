@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import models
+from pipelines.loader import load
 from tests.leftovers import descriptors, descriptors_above, files_in, until
 
 
@@ -23,3 +25,12 @@ def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
         assert files_in(folder) == []
         until(lambda: not descriptors_above(opened), "descriptors to be closed", 5.0)
+
+
+@pytest.fixture(autouse=True)
+def models_at_hand(request: pytest.FixtureRequest) -> None:
+    """The hosts of these tests reach each other and nothing else, so models are pulled before they start."""
+    if request.node.get_closest_marker("models"):
+        for stage in load("voice").stages.values():
+            if stage.model is not None:
+                models.ensure(stage.model)

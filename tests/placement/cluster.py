@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.house import House, free_port
+from tests.house import House
 from tests.leftovers import processes_of, until
+from tests.ports import free_port
 
 START_S = 120.0
 STOP_S = 10.0

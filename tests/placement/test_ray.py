@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.house import House, free_port, line, write
+from tests.house import House, line, write
 from tests.placement.cluster import START_S, Cluster, cluster
+from tests.ports import free_port
 
 Houses = Callable[..., House]
 

@@ -27,7 +27,7 @@ from broker.client import BrokerGone, Client
 from broker.gateway.settings import Settings, SettingsError
 from broker.keys import make
 from tests.house import House, line, write
-from tests.wire.conftest import free_port_pair
+from tests.ports import free_port
 
 Houses = Callable[..., House]
 
@@ -215,7 +215,7 @@ async def test_over_tcp_the_right_keys_work_and_no_others(
     house: Houses, keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that joins over TCP does the work; wrong keys and none are as if nobody were there."""
-    address = f"tcp://127.0.0.1:{free_port_pair()}"
+    address = f"tcp://127.0.0.1:{free_port(2)}"
     options = ("--listen", address, "--keys", str(keys), "--no-workers")
     document = line("a")
     document["stages"]["a"]["options"] = {"op": "say"}

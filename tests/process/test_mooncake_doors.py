@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from adapters.mooncake_client import Address, adapted
-from tests.adapters.moon import ROOT, free_port, moon, need
+from tests.adapters.moon import ROOT, moon, need
 from tests.house import House, line, module, write
+from tests.ports import free_port
 
 
 def start(*options: str) -> subprocess.CompletedProcess[str]:

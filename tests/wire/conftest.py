@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,25 +14,13 @@ import pytest
 
 from broker.client import Client
 from tests.core.driver import line
-
-
-def free_port_pair() -> int:
-    """A port that is free together with the next one."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
+from tests.ports import free_port
 
 
 @pytest.fixture(params=["ipc", "tcp"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An address to bind."""
-    return f"ipc://{tmp_path}/run" if request.param == "ipc" else f"tcp://127.0.0.1:{free_port_pair()}"
+    return f"ipc://{tmp_path}/run" if request.param == "ipc" else f"tcp://127.0.0.1:{free_port(2)}"
 
 
 async def _until_it_answers(address: str) -> None:

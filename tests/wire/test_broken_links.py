@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from broker.address import endpoints
 from tests.core.driver import line
-from tests.wire.conftest import free_port_pair
+from tests.ports import free_port
 from tests.wire.rig import Counter, Rig, Worker, eventually
 
 
@@ -23,7 +23,7 @@ class Link:
         self.address = ""
 
     async def open(self) -> None:
-        port = free_port_pair()
+        port = free_port(2)
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         self.address = f"tcp://127.0.0.1:{port}"
 
@@ -63,7 +63,7 @@ class Link:
 
 async def linked(folder: Path, engine: Counter) -> tuple[Rig, Link, Worker]:
     rig = Rig(folder, line("a"))
-    rig.broker.address = f"tcp://127.0.0.1:{free_port_pair()}"
+    rig.broker.address = f"tcp://127.0.0.1:{free_port(2)}"
     await rig.start({})
     link = Link(rig.broker.address)
     await link.open()
