@@ -13,6 +13,7 @@ import zmq
 from adapters.handle import AdapterError, Handle, Unreachable
 from adapters.host import host_of
 from adapters.net.buffers import KEPT_S, Buffers
+from adapters.net.carried import Carried
 from adapters.net.link import SILENCE_S, Link, Silent, Target
 from adapters.net.movers import Puller, has_ucx
 from adapters.net.secure import Secure
@@ -59,6 +60,7 @@ class Fetcher:
         self._links: dict[str, Link] = {}
         self._buffers = Buffers()
         self._trimming: asyncio.TimerHandle | None = None
+        self.carried = Carried()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._changed = asyncio.Event()
         self._puller: Puller | None = None
@@ -106,12 +108,14 @@ class Fetcher:
                     if self._goes_by_ucx(address, handle, transport) and await self._has_puller(transport):
                         data = await self._by_ucx(address, handle)
                         if data is not None:
+                            self.carried.add("ucx", _host(address), handle.nbytes)
                             return data
                     target = target or Target(self._buffers.take(handle.nbytes))
                     await self._link(address).pull(handle, target)
                 except Silent as error:
                     tried[address] = str(error)
                 else:
+                    self.carried.add("zmq", _host(address), handle.nbytes)
                     return target.buffer
                 if target is not None and target.here > before:
                     deadline = loop.time() + self._patience_s
@@ -137,6 +141,7 @@ class Fetcher:
         if self._trimming is not None:
             self._trimming.cancel()
         self._buffers.trim(0)
+        self.carried.sum_up()
 
     def _servers(self, handle: Handle, scheme: str) -> list[str]:
         """IP:PORT of the data servers that have a block, or a copy of it, and can be asked so."""
@@ -183,7 +188,7 @@ class Fetcher:
             return None  # it lies on disk, or UCX is not ready there
         data = self._buffers.take(handle.nbytes)
         try:
-            await self._puller.pull(address.rpartition(":")[0].strip("[]"), ticket, data)
+            await self._puller.pull(_host(address), ticket, data)
         except Silent as error:
             self._by_pieces[address] = time.monotonic() + UCX_AGAIN_S
             raise Silent(f"{address}: {error}") from None
@@ -224,3 +229,8 @@ class Fetcher:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+
+
+def _host(address: str) -> str:
+    """The IP address in ``IP:PORT``."""
+    return address.rpartition(":")[0].strip("[]")

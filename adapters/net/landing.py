@@ -89,7 +89,10 @@ class Landing:
         store = self._store
         if store is None:
             raise BadHandle(f"{place[:120]!r} lies in Mooncake, and this process has none")
-        return await store.on_thread(lambda: store.read(place, nbytes), lambda data: None)
+        data = await store.on_thread(lambda: store.read(place, nbytes), lambda data: None)
+        if self.fetcher is not None:
+            self.fetcher.carried.add(store.transport, "Mooncake", nbytes)
+        return data
 
     def _is_foreign(self, handle: Handle) -> bool:
         if handle.transport == "mooncake":

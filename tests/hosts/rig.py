@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +68,15 @@ def sit_on(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
 def has(transport: str) -> bool:
     """Whether a transport can be tried here."""
     return transport != "ucx" or importlib.util.find_spec("ucxx") is not None
+
+
+def came_by(host: Host) -> dict[str, int]:
+    """Way -> blocks that have come so from other hosts, as the engines say that have left this one."""
+    blocks: Counter[str] = Counter()
+    for line in re.findall(r"blocks that came from other hosts: (.*)", host.log):
+        for number, way in re.findall(r"(\d+) by (\w+) \(", line):
+            blocks[way] += int(number)
+    return blocks
 
 
 def document(name: str, *, big: bool = False, **edge: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,9 @@ async def test_large_tensors_go_from_host_to_host_past_the_brokers(
     assert producer[1] > NBYTES
     assert consumer[0] > NBYTES
     assert sum(broker) < NBYTES / 50
+    at = re.findall(rf"\[big-{transport}/sum \d+\] blocks from (.*) come by (.*)", three.hosts[2].log)
+    assert (three.hosts[1].address, transport) in at
+    assert {way for _, way in at} == {transport}
 
 
 async def test_a_client_on_a_host_of_its_own_lends_and_reads_tensors(

@@ -7,7 +7,6 @@ import io
 import json
 import urllib.request
 import wave
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +17,21 @@ import yaml
 
 import pipelines
 from scripts.benchmarks.hosts import Cluster
-from tests.hosts.rig import has, running
+from tests.hosts.rig import came_by, has, running
 
 START_S = 400.0  #: vLLM takes 20 s on two idle cores
 SPEAKERS = ("talker", "code2wav")
 TEXT = "The sea is wide and blue. Ships sail on it, day and night. Fish live in it."
 
 
-def voice(name: str, transport: str) -> dict[str, Any]:
+def voice(transport: str) -> dict[str, Any]:
     """The pipeline that ships, its tensors going one way from host to host."""
     file = Path(pipelines.__file__).parent / "voice" / "pipeline.yaml"
     document: dict[str, Any] = yaml.safe_load(file.read_text())
-    document["name"] = name
     for edge in document["edges"]:
         if edge["from"] in SPEAKERS:
             edge["transport"] = transport
     return document
-
-
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[Cluster]:
-    """A broker's host on which all of `voice` runs, and two where another pipeline's voice is spread."""
-    documents = [voice("voice", "zmq"), *([voice("other", "ucx")] if has("ucx") else [])]
-    spread = [f"other/{stage}" for stage in SPEAKERS] if has("ucx") else []
-    workers = {0: ["voice/thinker"], **{1 + n: [stage] for n, stage in enumerate(spread)}}
-    with running(tmp_path, 3, documents, workers, START_S) as made:
-        yield made
 
 
 def post(cluster: Cluster, path: str, body: dict[str, Any]) -> bytes:
@@ -76,9 +64,9 @@ def answer(cluster: Cluster) -> tuple[str, npt.NDArray[np.int64]]:
     return message["audio"]["transcript"], samples(base64.b64decode(message["audio"]["data"]))
 
 
-def speech(cluster: Cluster, model: str) -> npt.NDArray[np.int64]:
+def speech(cluster: Cluster) -> npt.NDArray[np.int64]:
     """A text read aloud."""
-    body = {"model": model, "voice": "alloy", "input": TEXT, "response_format": "wav", "seed": 3}
+    body = {"model": "voice", "voice": "alloy", "input": TEXT, "response_format": "wav", "seed": 3}
     return samples(post(cluster, "/v1/audio/speech", body))
 
 
@@ -88,23 +76,31 @@ def is_close(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> bool:
 
 
 @pytest.mark.models
-def test_voice_on_three_hosts_says_what_it_says_on_one(three: Cluster) -> None:
-    here = [three.worker(0, f"voice/{stage}") for stage in SPEAKERS]
-    three.until(lambda: all(three.workers(f"voice/{stage}") for stage in SPEAKERS), START_S)
-    text, expected = answer(three)
-    read = speech(three, "voice")
-    assert len(expected) > 22_050
-    if has("ucx"):
-        assert is_close(speech(three, "other"), read)
-    for process in here:
-        process.terminate()
-    for host, stage in enumerate(SPEAKERS, 1):
-        three.worker(host, f"voice/{stage}")
-    hosts = [[1], [2]]
-    three.until(
-        lambda: [[w.host for w in three.workers(f"voice/{stage}")] for stage in SPEAKERS] == hosts, START_S
-    )
-    again, heard = answer(three)
-    assert again == text
-    assert is_close(heard, expected)
-    assert is_close(speech(three, "voice"), read)
+@pytest.mark.parametrize("transport", ["zmq", "ucx"])
+def test_voice_on_three_hosts_says_what_it_says_on_one(tmp_path: Path, transport: str) -> None:
+    """All of it on the broker's host first; then `talker` and `code2wav` on hosts of their own."""
+    if not has(transport):
+        pytest.skip("ucxx is not installed")
+    with running(tmp_path, 3, [voice(transport)], {0: ["voice/thinker"]}, START_S) as three:
+        here = [three.worker(0, f"voice/{stage}") for stage in SPEAKERS]
+        three.until(lambda: places(three) == [[0], [0]], START_S)
+        text, expected = answer(three)
+        read = speech(three)
+        assert len(expected) > 22_050
+        for process in here:
+            process.terminate()
+        there = [three.worker(host, f"voice/{stage}") for host, stage in enumerate(SPEAKERS, 1)]
+        three.until(lambda: places(three) == [[1], [2]], START_S)
+        again, heard = answer(three)
+        assert again == text
+        assert is_close(heard, expected)
+        assert is_close(speech(three), read)
+        for process in there:
+            process.terminate()
+            process.wait(START_S)
+        assert came_by(three.hosts[2]).keys() == {transport}, three.hosts[2].log
+
+
+def places(cluster: Cluster) -> list[list[int]]:
+    """On which hosts the living workers of each speaking stage are."""
+    return [[worker.host for worker in cluster.workers(f"voice/{stage}")] for stage in SPEAKERS]

@@ -53,6 +53,7 @@ async def test_large_blocks_go_by_ucx_where_both_hosts_have_it(far: FarHost) -> 
     handle, sent = far.put(2 * PIECE)
     fetcher = far.fetcher(*far.start(ucx=True).addresses)
     assert bytes(await fetcher.fetch(handle)) == sent
+    assert fetcher.carried.nbytes == {"ucx": len(sent)}
 
 
 async def test_small_blocks_and_files_come_in_pieces(far: FarHost) -> None:
@@ -62,6 +63,7 @@ async def test_small_blocks_and_files_come_in_pieces(far: FarHost) -> None:
     fetcher = far.fetcher(*far.start(ucx=True).addresses)
     assert bytes(await fetcher.fetch(handle)) == sent
     assert bytes(await fetcher.fetch(stored, "ucx")) == sent
+    assert fetcher.carried.blocks == {"zmq": 2}
     far.store.discard("request-1")
 
 
