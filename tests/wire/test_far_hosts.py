@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 from adapters.chunk import Payload
 from adapters.host import host_of, this_host
 from broker.client import BrokerError, RequestStream
+from pipelines.graph import Pipeline
 from tests.core.driver import line
-from tests.wire.far import Rig, far_rig
+from tests.wire.far import Rig, Worker, far_rig
 from tests.wire.rig import Counter, eventually
 from workers.engine import Job
 
 FLOATS = 50_000
+MADE = 6  #: chunks; at most five are brought ahead: one that the job reads, and the window
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +69,21 @@ async def submit(rig: Rig, **more: Any) -> RequestStream:
     return await rig.client.submit("line", outputs=["out"], given=given, **more)
 
 
+@asynccontextmanager
+async def all_made(
+    folder: Path, pipeline: Pipeline
+) -> AsyncIterator[tuple[Rig, Worker, Doubler, RequestStream]]:
+    """A request of which `a` on "there" has made all, and `b` on "yonder" has handed nothing on yet."""
+    async with far_rig(folder, pipeline) as rig:
+        counter, doubler = Counter(MADE, floats=FLOATS), Doubler(allowed=0)
+        a = await rig.add("there", "a", counter)
+        await rig.add("yonder", "b", doubler)
+        stream = await submit(rig)
+        await eventually(lambda: counter.ended, "everything to be made")
+        await eventually(lambda: not a.process.running, "its end to be sent")
+        yield rig, a, doubler, stream
+
+
 async def rest(stream: RequestStream, first: int = 0) -> list[int]:
     found = []
     async for _, payload in stream:
@@ -85,18 +103,12 @@ async def test_tensors_cross_three_hosts_and_leave_nothing(tmp_path: Path) -> No
 
 
 async def test_a_dead_engines_chunks_are_read_from_its_host_and_then_removed_there(tmp_path: Path) -> None:
-    async with far_rig(tmp_path, line("a", "b", retry={"attempts": 2})) as rig:
-        counter, doubler = Counter(4, floats=FLOATS), Doubler(allowed=0)
-        a = await rig.add("there", "a", counter)
-        await rig.add("yonder", "b", doubler)
-        stream = await submit(rig)
-        await eventually(lambda: counter.ended, "everything to be made")
-        await eventually(lambda: not a.process.running, "its end to be sent")
+    async with all_made(tmp_path, line("a", "b", retry={"attempts": 2})) as (rig, a, doubler, stream):
         a.report_death()
         assert rig.hosts["there"].segments
-        doubler.allow(4)
+        doubler.allow(MADE)
         async with stream:
-            assert await rest(stream) == list(range(4))
+            assert await rest(stream) == list(range(MADE))
         await eventually(lambda: not rig.hosts["there"].segments, "the dead engine's memory to be removed")
         rig.forget(a)
         await a.close_guardian()
@@ -105,19 +117,13 @@ async def test_a_dead_engines_chunks_are_read_from_its_host_and_then_removed_the
 async def test_a_host_whose_processes_all_died_serves_what_is_left_when_one_returns(
     tmp_path: Path,
 ) -> None:
-    async with far_rig(tmp_path, line("a", "b")) as rig:
-        counter, doubler = Counter(6, floats=FLOATS), Doubler(allowed=0)
-        a = await rig.add("there", "a", counter)
-        await rig.add("yonder", "b", doubler)
-        stream = await submit(rig)
-        await eventually(lambda: counter.ended, "everything to be made")
-        await eventually(lambda: not a.process.running, "its end to be sent")
+    async with all_made(tmp_path, line("a", "b")) as (rig, a, doubler, stream):
         await a.vanish()
         rig.forget(a)
-        doubler.allow(6)  # at most five were brought ahead: one that it reads, and the window
+        doubler.allow(MADE)
         await rig.add("there", "a", Counter(1))
         async with stream:
-            assert await rest(stream) == list(range(6))
+            assert await rest(stream) == list(range(MADE))
         there = rig.hosts["there"]
         await eventually(lambda: not there.leftovers, "memory and files to be removed", 40)
 
@@ -126,15 +132,10 @@ async def test_an_input_out_of_reach_is_an_honest_error_that_names_host_and_edge
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMNI_FETCH_S", "0.3")
-    async with far_rig(tmp_path, line("a", "b", retry={"attempts": 2})) as rig:
-        counter, doubler = Counter(6, floats=FLOATS), Doubler(allowed=0)
-        a = await rig.add("there", "a", counter)
-        await rig.add("yonder", "b", doubler)
-        stream = await submit(rig)
-        await eventually(lambda: counter.ended, "everything to be made")
+    async with all_made(tmp_path, line("a", "b", retry={"attempts": 2})) as (rig, a, doubler, stream):
         await a.vanish()
         rig.forget(a)
-        doubler.allow(6)
+        doubler.allow(MADE)
         with pytest.raises(BrokerError) as caught:
             await rest(stream)
         error = caught.value.error
@@ -146,19 +147,40 @@ async def test_an_input_out_of_reach_is_an_honest_error_that_names_host_and_edge
         rig.hosts["there"].lose()
 
 
+@pytest.mark.parametrize("checkpoint", ["memory", "disk"])
+async def test_what_a_host_says_is_gone_comes_from_its_copy_or_fails_as_lost(
+    tmp_path: Path, checkpoint: Any
+) -> None:
+    """The host is back, and its memory is not what it was. That is nobody's fault, so it is no 500."""
+    pipeline = line("a", "b", retry={"attempts": 2}).with_checkpoint(checkpoint)
+    async with all_made(tmp_path, pipeline) as (rig, a, doubler, stream):
+        await a.vanish()
+        rig.forget(a)
+        rig.hosts["there"].lose()
+        await rig.add("there", "a", Counter(1))
+        doubler.allow(MADE)
+        if checkpoint == "disk":
+            assert await rest(stream) == list(range(MADE))
+            stream.done()
+            return
+        with pytest.raises(BrokerError) as caught:
+            await rest(stream)
+        error = caught.value.error
+        assert (error.type, error.status, error.stage, error.attempts) == ("input_lost", 503, "b", 2)
+        assert error.retry_after_s
+        assert "a -> b" in error.message
+        stream.done()
+        assert (await rig.client.letters("drop", "all")) is not None
+
+
 async def test_a_task_that_waits_for_a_silent_host_stops_at_once_when_it_is_cancelled(tmp_path: Path) -> None:
-    async with far_rig(tmp_path, line("a", "b")) as rig:
-        counter, doubler = Counter(6, floats=FLOATS), Doubler(allowed=0)
-        a = await rig.add("there", "a", counter)
-        b = await rig.add("yonder", "b", doubler)
-        stream = await submit(rig)
-        await eventually(lambda: counter.ended, "everything to be made")
+    async with all_made(tmp_path, line("a", "b")) as (rig, a, doubler, stream):
         await a.vanish()
         rig.forget(a)
         await eventually(lambda: doubler.jobs, "the job to wait for its inputs")
-        doubler.allow(6)
+        doubler.allow(MADE)
         stream.abort()
-        await eventually(lambda: not b.process.running, "the task to end", 5)
+        await eventually(lambda: not rig.workers["yonder/b"].process.running, "the task to end", 5)
         rig.hosts["there"].lose()
 
 
