@@ -14,6 +14,7 @@ import socket
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,14 @@ class Engine:
         self.last_lines: deque[str] = deque(maxlen=3)
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal, unless the process is gone already."""
+        """Sends a signal, unless the process is gone already.
+
+        Not by the process's own method, which first looks whether it has died, and so may take its exit code
+        away from asyncio: of an engine that is just dying, "exit code 255" would be told then.
+        """
         if self.process.returncode is None:
-            self.process.send_signal(number)
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
 
 class Guardian:
