@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
@@ -21,7 +22,8 @@ from typing import Any
 from adapters.handle import AdapterError
 from adapters.mooncake_client import adapted
 from adapters.process import describe_exit, dies_with_parent, end_group, python
-from broker.address import cure, endpoints
+from adapters.segment import shm_dir
+from broker.address import cure, endpoints, state_dir
 from broker.protocol import (
     VERSION,
     Beat,
@@ -43,6 +45,7 @@ from broker.wire import Connection
 from workers import config
 from workers.health import HealthFile
 from workers.hosting import Hosting
+from workers.old_chunks import sweep_chunks
 
 log = logging.getLogger("guardian")
 
@@ -136,6 +139,7 @@ class Guardian:
         try:
             await self._wait_for_welcome(patience_s)
             beating = asyncio.ensure_future(self._beat())
+            threading.Thread(target=_tidy, daemon=True).start()
             await self._keep_alive()
             await self._hosting.linger(self._drain_s, self._broker_is_there, self._leave_now)
         finally:
@@ -351,3 +355,12 @@ class Guardian:
                 await self._stop.wait()
         except TimeoutError:
             return
+
+
+def _tidy() -> None:
+    """On a thread: what runs that are over have left here may be a lot."""
+    try:
+        for path in sweep_chunks(state_dir(), shm_dir()):
+            log.info("removed %s, left by a run that is over", path)
+    except OSError as error:
+        log.warning("chunks of runs that are over stay: %s", error)
