@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 import wave
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from broker.commands import files
-from broker.commands.common import FAILED, USAGE, choose, errors_in_words, say
+from broker.commands.common import MAX_NUMBER, MAX_SEED, USAGE, choose, errors_in_words, say
 
 if TYPE_CHECKING:
     from broker.attached import Attached
@@ -42,9 +41,15 @@ def ask(  # noqa: PLR0917 - the options of a command line
         bool, typer.Option("--use-audio-in-video", help="Let videos' own sound be heard with them.")
     ] = False,
     pipeline: Annotated[str, typer.Option(help="Which one; needed when several are served.")] = "",
-    max_tokens: Annotated[int | None, typer.Option(help="The answer's length at most.", min=1)] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.", min=0)] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: always the likeliest word.", min=0)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="The answer's length at most.", min=1, max=MAX_NUMBER)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same answer.", min=0, max=MAX_SEED)
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0: always the likeliest word.", min=0, max=2)
+    ] = None,
     broker: Annotated[
         str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
     ] = None,
@@ -61,9 +66,6 @@ def ask(  # noqa: PLR0917 - the options of a command line
                 files.read(image or [], video or [], clip or [], sound_in_videos=use_audio_in_video)
             )
             asyncio.run(_ask(text, attached, audio, pipeline, sampling, seed, broker))
-        except OSError as error:
-            say(str(error))
-            raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
@@ -109,36 +111,34 @@ async def _ask(  # noqa: PLR0917
 
 
 class Recorder:
-    """Writes speech into a WAV file (16 bit, mono) as it comes; without any there will be no file.
-
-    The file is made at once, so that one that can't be written is known before anything is computed.
-    """
+    """Writes speech into a WAV file (16 bit, mono) as it comes. Without any, what was there before stays."""
 
     def __init__(self, path: Path) -> None:
         self.seconds = 0.0
         self.path = path
-        self._file: BinaryIO = path.open("wb")
+        self._draft = files.Draft(path)
         self._wave: wave.Wave_write | None = None
 
     def write(self, samples: Any, rate: int) -> None:
         """More samples: float32, in [-1, 1]."""
         from broker.gateway.audio import to_int16
 
-        if self._wave is None:
-            self._wave = wave.open(self._file, "wb")  # noqa: SIM115 - closed in close()
-            self._wave.setnchannels(1)
-            self._wave.setsampwidth(2)
-            self._wave.setframerate(rate)
-        self._wave.writeframes(to_int16(samples))
+        with self._draft.writing():
+            if self._wave is None:
+                self._wave = wave.open(self._draft.file, "wb")  # noqa: SIM115 - closed in close()
+                self._wave.setnchannels(1)
+                self._wave.setsampwidth(2)
+                self._wave.setframerate(rate)
+            self._wave.writeframes(to_int16(samples))
         self.seconds += len(samples) / rate
 
     def close(self) -> None:
-        """Sets the sizes in the header."""
+        """Sets the sizes in the header: what has come is kept, be it all or not."""
         if self._wave is not None:
-            self._wave.close()
-        self._file.close()
-        if self._wave is None:
-            os.unlink(self.path)
+            with self._draft.writing():
+                self._wave.close()
+            self._draft.keep()
+        self._draft.drop()
 
 
 def summary(first: dict[str, float], elapsed: float, speech: Recorder | None) -> str:

@@ -10,6 +10,9 @@ import typer
 FAILED = 1  #: exit code: what was asked for did not work out
 USAGE = 2  #: exit code: it can't work as it was asked for
 
+MAX_SEED = 2**63 - 1  #: as over HTTP, where :mod:`broker.gateway.schemas` says so
+MAX_NUMBER = 2**31 - 1  #: of tokens and steps, likewise
+
 
 def say(text: str) -> None:
     """A line for people, on standard error."""
@@ -32,6 +35,8 @@ def choose(served: Sequence[str], wanted: str, what: str = "pipeline") -> str:
 @contextmanager
 def errors_in_words() -> Iterator[None]:
     """Ends the command with one line and an exit code where an error's message says it all."""
+    from zmq import ZMQError
+
     from broker.address import AddressError
     from broker.api import OmniError
     from broker.attached import CannotDo
@@ -45,4 +50,12 @@ def errors_in_words() -> Iterator[None]:
         raise typer.Exit(USAGE) from None
     except (ModelError, BrokerError, OmniError) as error:
         say(str(error))
+        raise typer.Exit(FAILED) from None
+    except BrokenPipeError:
+        raise  # whoever reads what we print has enough: there is nothing to say
+    except ZMQError as error:  # an address that no socket can have
+        say(str(error))
+        raise typer.Exit(USAGE) from None
+    except OSError as error:  # a full disk below the output
+        say(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
         raise typer.Exit(FAILED) from None

@@ -32,7 +32,10 @@ def _default(context: typer.Context) -> None:
 
 @app.command("list")
 def list_(broker: Broker = None) -> None:
-    """List the dead letters, the oldest first; this is what `omni-broker dead-letters` does by itself."""
+    """List the dead letters, the oldest first.
+
+    This is what `omni-broker dead-letters` does by itself.
+    """
     letters = _ask(broker, "list")["letters"]
     if not letters:
         typer.echo("no dead letters")
@@ -64,16 +67,20 @@ def list_(broker: Broker = None) -> None:
 
 @app.command()
 def show(name: Name, broker: Broker = None) -> None:
-    """Show all that is known of one, as JSON: its error, its parameters, the sizes of what it was given."""
+    """Show all that is known of one, as JSON.
+
+    That is its error, its parameters, and the sizes of what it was given.
+    """
     letter = _ask(broker, "show", name)["letter"]
     typer.echo(json.dumps(letter, indent=2, ensure_ascii=False, default=_text))
 
 
 @app.command()
 def retry(name: Name, broker: Broker = None) -> None:
-    """Run one again with the same inputs and the same seed, and wait for its end.
+    """Run one again, and wait for its end.
 
-    Its outputs are kept for its caller for a while, under its name. Interrupted, it goes on.
+    It gets the same inputs and the same seed. Its outputs are kept for its caller for a while,
+    under its name. Interrupted, it goes on.
     """
     with errors_in_words():
         try:

@@ -6,9 +6,20 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.address import AddressError, endpoints, is_loopback, keys_dir
+from broker.address import AddressError, endpoints, is_loopback, keys_dir, make_run_dir, run_dir
 
 API_KEY_VARIABLE = "OMNI_API_KEY"
+
+
+def run_folder() -> Path:
+    """The run folder, made. Raises AddressError where it can't be."""
+    chosen = run_dir()
+    try:
+        return make_run_dir(chosen)
+    except OSError as error:
+        raise AddressError(
+            f"{chosen} can't be made ({error.strerror}); choose another with OMNI_RUN_DIR"
+        ) from None
 
 
 def use_keys(folder: Path | None) -> None:
@@ -64,15 +75,22 @@ def check_ray(listen: str | None) -> None:
 
 
 def api_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
-    """The lines of all API keys. Raises ApiKeysError for one that can't be used."""
-    from broker.gateway.keys import ApiKeys, read_lines
+    """The lines of all API keys: the options', the variable's, the file's.
 
-    os.environ.pop(API_KEY_VARIABLE, None)  # the workers need not know it
-    ApiKeys.parse(given, "--api-key")
-    lines = [*given, *(read_lines(file) if file is not None else ())]
-    keys = ApiKeys.parse(lines, str(file) if file is not None and not given else "the API keys")
-    if file is not None and not keys:
-        from broker.gateway.keys import ApiKeysError
+    Raises ApiKeysError for one that can't be used, and for a place that was named and holds none: who meant
+    to close the door (`--api-key "$KEY"`, and KEY is empty) must not find it open.
+    """
+    from broker.gateway.keys import ApiKeys, ApiKeysError, read_lines
 
-        raise ApiKeysError(f"{file} holds no key: write `name key` or `key` in each line")
-    return tuple(lines) if keys else ()
+    variable = os.environ.pop(API_KEY_VARIABLE, None)  # the workers need not know it
+    places = [("--api-key", text.splitlines()) for text in given]
+    if variable is not None:
+        places.append((API_KEY_VARIABLE, variable.splitlines()))
+    if file is not None:
+        places.append((str(file), read_lines(file)))
+    for where, lines in places:
+        if not ApiKeys.parse(lines, where):
+            raise ApiKeysError(f"{where} holds no key: write `name key` or `key`, a line each")
+    every = [line for _, lines in places for line in lines]
+    ApiKeys.parse(every, "the API keys")
+    return tuple(every)

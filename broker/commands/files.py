@@ -1,14 +1,16 @@
-"""Files named on the command line, decoded as the gateway decodes uploads and within its usual bounds."""
+"""Files named on the command line: read as the gateway reads uploads, within its usual bounds, or written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import typer
 
-from broker.commands.common import USAGE, say
+from broker.commands.common import FAILED, USAGE, say
 
 if TYPE_CHECKING:
     from broker.attached import Attached
@@ -30,20 +32,76 @@ async def read(
     sound_s = bounds.max_audio_s if sound_in_videos else None
     try:
         seen = [
-            await pictures.decode(file.read_bytes(), f"--image {file}", max_mp=bounds.max_image_mp)
+            await pictures.decode(_bytes("--image", file), f"--image {file}", max_mp=bounds.max_image_mp)
             for file in images
         ]
         shown = [
             await films.decode(
-                file.read_bytes(), f"--video {file}", films.bounds(bounds), pixels=pixels, sound_s=sound_s
+                _bytes("--video", file),
+                f"--video {file}",
+                films.bounds(bounds),
+                pixels=pixels,
+                sound_s=sound_s,
             )
             for file in videos
         ]
         heard = [
-            await media.decode(file.read_bytes(), f"--clip {file}", max_s=bounds.max_audio_s)
+            await media.decode(_bytes("--clip", file), f"--clip {file}", max_s=bounds.max_audio_s)
             for file in clips
         ]
     except ApiError as error:
         say(error.message)
         raise typer.Exit(USAGE) from None
     return Attached(heard, seen, [Video(film.frames, film.fps, film.sound) for film in shown])
+
+
+class Draft:
+    """A file that is written beside the one that is wanted, and takes its place when it is kept.
+
+    Until then, and where nothing comes of it, whatever was there stays. It is made at once, so that a file
+    that can't be written is known before anything is computed; that ends the command with a line. What is no
+    plain file (/dev/null, a pipe) is written as it is.
+
+    Attributes:
+        file: To be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._wanted = path.resolve()  # a link stays one
+        self._draft = self._wanted
+        if not path.exists() or path.is_file():
+            self._draft = self._wanted.with_name(f".{self._wanted.name}.{os.getpid()}")
+        self._path = path
+        with self.writing():
+            self.file: BinaryIO = self._draft.open("wb")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what writes: an error ends the command with a line."""
+        try:
+            yield
+        except OSError as error:
+            say(f"can't write {self._path}: {error.strerror or error}")
+            raise typer.Exit(FAILED) from None
+
+    def keep(self) -> None:
+        """It is complete, or as much of it as there will be."""
+        with self.writing():
+            self.file.close()
+            if self._draft != self._wanted:
+                self._draft.replace(self._wanted)
+
+    def drop(self) -> None:
+        """Nothing came of it, unless it is kept already."""
+        with suppress(OSError):
+            self.file.close()
+        if self._draft != self._wanted:
+            self._draft.unlink(missing_ok=True)
+
+
+def _bytes(option: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        say(f"{option} {path}: can't be read: {error.strerror}")
+        raise typer.Exit(USAGE) from None

@@ -16,7 +16,10 @@ def keys(
         typer.Argument(help="Where to. Default: ~/.config/omni-broker/keys.", show_default=False),
     ] = None,
 ) -> None:
-    """Make the keys that TCP connections need: a pair for the broker, and one for all workers and clients."""
+    """Make the keys that TCP connections need.
+
+    They are a pair for the broker, and one for all workers and clients.
+    """
     from broker.address import default_keys_dir
     from broker.keys import make
 

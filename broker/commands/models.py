@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, help="List and fetch models.")
 
 @app.command("list")
 def list_() -> None:
-    """List the models that have a name here, and which of them are in the cache."""
+    """List the models that have a name here, and say which are cached."""
     from rich.console import Console
     from rich.table import Table
 
@@ -35,7 +35,7 @@ def list_() -> None:
 
 @app.command()
 def pull(names: Annotated[list[str], typer.Argument(help="Models by name.", metavar="NAME...")]) -> None:
-    """Fetch models, check and convert them, and keep them in the cache."""
+    """Fetch models, convert them, and keep them in the cache."""
     from pipelines.models import pull as pull_model
     from pipelines.progress import Console
 

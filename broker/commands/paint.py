@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ import msgspec
 import typer
 
 from broker.commands import files
-from broker.commands.common import FAILED, USAGE, choose, errors_in_words, say
+from broker.commands.common import FAILED, MAX_SEED, USAGE, choose, errors_in_words, say
 
 if TYPE_CHECKING:
     from adapters.chunk import Payload
@@ -37,7 +36,9 @@ def paint(  # noqa: PLR0917 - the options of a command line
         typer.Option(help="A picture to change. Repeat it for more.", exists=True, dir_okay=False),
     ] = None,
     size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same picture.", min=0)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed gives the same picture.", min=0, max=MAX_SEED)
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="More take longer.")] = None,
     guidance: Annotated[float | None, typer.Option(help="How closely to follow the words.")] = None,
     negative: Annotated[str | None, typer.Option(help="What it should not show.")] = None,
@@ -70,9 +71,6 @@ def paint(  # noqa: PLR0917 - the options of a command line
         except ApiError as error:
             say(error.message)
             raise typer.Exit(USAGE if error.status == 400 else FAILED) from None
-        except OSError as error:
-            say(str(error))
-            raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
@@ -84,19 +82,19 @@ async def _paint(
     from broker.exchange import submit
     from broker.gateway import prints
 
-    # Made at once, so that a file that can't be written is known before anything is computed.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        try:
-            async with Client(broker, kind="cli") as client:
-                question = _question(client, asked, given, pipeline)
-                begin = time.monotonic()
-                async with await submit(client, question) as stream:
-                    picture = prints.pixels(await _last(client, stream), "image", 3)
-                    file.write(prints.encode(picture, FORMATS[path.suffix.lower()], QUALITY))
-            draft.rename(path)
-        finally:
-            draft.unlink(missing_ok=True)
+    draft = files.Draft(path)
+    try:
+        async with Client(broker, kind="cli") as client:
+            question = _question(client, asked, given, pipeline)
+            begin = time.monotonic()
+            async with await submit(client, question) as stream:
+                picture = prints.pixels(await _last(client, stream), "image", 3)
+                encoded = prints.encode(picture, FORMATS[path.suffix.lower()], QUALITY)
+        with draft.writing():
+            draft.file.write(encoded)
+        draft.keep()
+    finally:
+        draft.drop()
     elapsed = time.monotonic() - begin
     took = ", ".join(f"{t.stage} {t.ended - t.started:.2f} s" for t in stream.timings)
     height, width = picture.shape[:2]

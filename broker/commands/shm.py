@@ -16,7 +16,7 @@ RUN_STATES: dict[RunState, str] = {
     "dead": "dead",
 }
 
-app = typer.Typer(help="List shared memory, and remove what dead processes left there.")
+app = typer.Typer(help="List shared memory, and remove what dead processes left.")
 
 
 @app.callback(invoke_without_command=True)
@@ -27,7 +27,10 @@ def _default(context: typer.Context) -> None:
 
 @app.command("list")
 def list_() -> None:
-    """List the segments of all runs of yours; this is what `omni-broker shm` does by itself."""
+    """List the segments of all runs of yours.
+
+    This is what `omni-broker shm` does by itself.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -62,7 +65,10 @@ def sweep_(
         ),
     ] = False,
 ) -> None:
-    """Remove the segments of dead runs. Those of living ones stay, whatever you say."""
+    """Remove the segments of dead runs.
+
+    Those of living ones stay, whatever you say.
+    """
     from adapters.segment import shm_dir
     from adapters.sweep import segments, sweep
 

@@ -141,9 +141,9 @@ def start(  # noqa: PLR0917 - the options of a command line
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            help="A key that HTTP callers must send. Repeat it for more. Others on this machine can read "
-            "command lines: rather use the variable, or --api-keys.",
-            envvar=API_KEY_VARIABLE,
+            help="A key that HTTP callers must send, as `key` or `name key`. Repeat it for more. Others on "
+            f"this machine can read command lines: rather use the variable {API_KEY_VARIABLE} (a line each), "
+            "or --api-keys.",
         ),
     ] = None,
     api_keys: Annotated[
@@ -168,7 +168,7 @@ def start(  # noqa: PLR0917 - the options of a command line
     ] = False,
     **gateway_settings: Any,
 ) -> None:
-    """Start a broker, its HTTP gateway and the workers of its pipelines.
+    """Start a broker, its HTTP gateway and its pipelines' workers.
 
     It runs until Ctrl-C, SIGTERM or `omni-broker stop`.
     """
@@ -177,9 +177,7 @@ def start(  # noqa: PLR0917 - the options of a command line
     from broker.address import (
         AddressError,
         is_loopback,
-        make_run_dir,
         make_state_dir,
-        run_dir,
         state_dir,
     )
     from broker.commands.stores import check_transports, store_address
@@ -226,7 +224,7 @@ def start(  # noqa: PLR0917 - the options of a command line
             listen=listen,
             placement=placement,  # type: ignore[arg-type]
             ray_address=ray_address,
-            run_dir=make_run_dir(run_dir()),
+            run_dir=doors.run_folder(),
             state_dir=make_state_dir(state_dir()) if journal else None,
             sync_s=sync,
             store=where_kept,

@@ -15,14 +15,21 @@ SILENT_S = 2.0  #: longer waits say so
 
 
 def stop() -> None:
-    """Stop the broker that runs here: workers finish what they hold, then everything ends."""
+    """Stop the broker that runs here.
+
+    Workers finish what they hold, then everything ends.
+    """
     from broker.address import run_dir
     from broker.supervisor import running_pid
 
     folder = run_dir()
-    pid = running_pid(folder)
+    try:
+        pid = running_pid(folder)
+    except OSError as error:
+        say(f"can't look into the run folder {folder}: {error.strerror}; another is named with OMNI_RUN_DIR")
+        raise typer.Exit(FAILED) from None
     if pid is None:
-        say(f"no broker runs here (run folder {folder})")
+        say(f"no broker runs here (run folder {folder}; another is named with OMNI_RUN_DIR)")
         raise typer.Exit(FAILED)
     try:
         os.kill(pid, signal.SIGTERM)

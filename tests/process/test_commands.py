@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import wave
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from broker import shadow
 from tests.house import House, line, module, write
@@ -52,6 +54,67 @@ def test_ask_says_in_one_line_what_is_wrong(echo: House, house: Houses, tmp_path
     alone = house().command("ask", "anybody there?")
     assert alone.returncode == 1
     assert "omni-broker start" in alone.stderr
+
+
+def test_an_answer_that_does_not_come_leaves_the_file_that_was_there(
+    echo: House, house: Houses, tmp_path: Path
+) -> None:
+    earlier, pipe, link = tmp_path / "answer.wav", tmp_path / "pipe", tmp_path / "link.wav"
+    earlier.write_bytes(b"precious")
+    os.mkfifo(pipe)
+    link.symlink_to(earlier)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        for file in (earlier, pipe, link):
+            assert house().command("ask", "anybody there?", "--audio", str(file)).returncode == 1
+            assert echo.command("ask", "hi", "--audio", str(file), "--pipeline", "voice").returncode == 2
+    finally:
+        os.close(reader)
+    assert earlier.read_bytes() == b"precious"
+    assert pipe.is_fifo()
+    assert {file.name for file in tmp_path.iterdir()} == {"answer.wav", "pipe", "link.wav"}
+    assert echo.command("ask", "hi", "--audio", str(link)).returncode == 0
+    assert link.is_symlink()
+    assert earlier.read_bytes()[:4] == b"RIFF"
+
+
+@pytest.mark.parametrize("option", ["--seed", "--max-tokens"])
+def test_a_number_that_no_message_can_hold_is_refused(echo: House, option: str) -> None:
+    result = echo.command("ask", "hi", option, str(10**30))
+    assert result.returncode == 2
+    assert option in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_output_that_nobody_takes_is_no_traceback(echo: House) -> None:
+    full = Path("/dev/full")
+    for arguments in (("ask", "hi"), ("status",), ("status", "--json")):
+        with full.open("wb") as nowhere:
+            result = subprocess.run(
+                module("broker.cli", *arguments),
+                env=echo.env,
+                stdout=nowhere,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert result.returncode == 1
+        assert "No space left on device" in result.stderr.splitlines()[-1]
+        assert "Traceback" not in result.stderr
+    read, write_end = os.pipe()
+    os.close(read)
+    with open(write_end, "wb") as closed:
+        words = " ".join(map(str, range(200)))
+        asked = subprocess.run(
+            module("broker.cli", "ask", words),
+            env=echo.env,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert (asked.returncode, asked.stderr) == (1, b"")
 
 
 def test_ask_with_voice_to_a_pipeline_that_does_not_listen(echo: House, tmp_path: Path) -> None:

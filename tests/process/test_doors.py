@@ -272,6 +272,28 @@ def test_without_an_api_key_only_probes_are_answered(house: Houses, tmp_path: Pa
     assert stat.S_IMODE((home.run_dir / "api-keys").stat().st_mode) == 0o600
 
 
+def test_a_key_that_is_empty_does_not_open_the_door(house: Houses) -> None:
+    """`--api-key "$KEY"` where KEY isn't set: who wrote that wanted a closed door."""
+    for arguments, env in (
+        (["--api-key", ""], {}),
+        (["--api-key", "sk-1", "--api-key", "# none"], {}),
+        ([], {"OMNI_API_KEY": " "}),
+        (["--api-key", "sk-1"], {"OMNI_API_KEY": ""}),
+    ):
+        result = house(env=env).command("start", "--pipeline", "echo", *arguments)
+        assert result.returncode == 2
+        assert "holds no key" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_the_name_of_a_key_in_the_variable_is_no_key(house: Houses) -> None:
+    home = house("--pipeline", "echo", env={"OMNI_API_KEY": "alice sk-alice\nbob sk-bob"})
+    for key in ("sk-alice", "sk-bob"):
+        assert ask(home, headers={"Authorization": f"Bearer {key}"})["choices"]
+    for key in ("alice", "bob"):
+        assert ask(home, headers={"Authorization": f"Bearer {key}"})["status"] == 401
+
+
 def test_a_file_of_api_keys_that_others_can_read_is_refused(house: Houses, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("sk-1\n")

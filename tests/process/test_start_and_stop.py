@@ -149,6 +149,18 @@ def test_bad_settings_are_refused_in_one_line(house: Houses, arguments: list[str
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_run_folder_that_is_none_is_named(house: Houses, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "below"):
+        home = house(env={"OMNI_RUN_DIR": str(folder)})
+        result = home.command("start", "--pipeline", "echo")
+        assert result.returncode == 2
+        assert "choose another with OMNI_RUN_DIR" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+        assert "OMNI_RUN_DIR" in home.command("stop").stderr
+
+
 def test_a_bad_log_level_is_refused(house: Houses) -> None:
     result = house().command("start", "--log-level", "loud")
     assert result.returncode == 2
