@@ -9,7 +9,7 @@ from aiohttp import web
 
 from broker.gateway import drawing, messages, params, schemas, usage
 from broker.gateway.answering import answer
-from broker.gateway.context import Call, Context, parse, read
+from broker.gateway.context import Call, Context, parsed
 from broker.gateway.errors import ApiError
 from broker.gateway.media import SAMPLE_RATE
 from broker.gateway.models import AUDIO, IMAGE, TEXT, VIDEO, Model
@@ -20,7 +20,7 @@ from pipelines.graph import Endpoint
 #: Input modality -> the payload's field that carries it.
 _CARRIED = {AUDIO: "audio", IMAGE: "images", VIDEO: "videos"}
 
-_decode = msgspec.json.Decoder(ChatRequest).decode
+_decoder = msgspec.json.Decoder(ChatRequest)
 
 
 class Chat:
@@ -31,7 +31,7 @@ class Chat:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answers one call."""
-        body = parse(_decode, await read(request))
+        body = await parsed(request, _decoder, self._context.settings.stall_s)
         model = await self._context.link.accepting(body.model)
         call, plan = await self._plan(body, model, request)
         del body  # its clips and pictures need not stay for as long as the answer takes

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,7 +12,7 @@ from aiohttp import web
 
 from adapters.chunk import Payload
 from broker.client import Client, RequestStream
-from broker.gateway.errors import from_decoding
+from broker.gateway.errors import ApiError, from_decoding
 from broker.gateway.keys import ApiKeys
 from broker.gateway.link import BrokerLink, gone
 from broker.gateway.metrics import Metrics
@@ -81,25 +82,41 @@ class Call(msgspec.Struct, kw_only=True):
     keep_s: float | None = None  #: see :meth:`broker.client.Client.submit`
 
 
-async def read(request: web.Request) -> bytes:
-    """A request's body. aiohttp's own ``read`` would keep it until the answer's end.
+@asynccontextmanager
+async def coming(stall_s: float) -> AsyncIterator[None]:
+    """Around the wait for the next piece of a body. Raises ApiError (408) where none comes in that time."""
+    try:
+        async with asyncio.timeout(stall_s):
+            yield
+    except TimeoutError:
+        message = f"nothing more of the body came for {stall_s:g} s"
+        raise ApiError(message, status=408, code="body_stalled") from None
 
-    Raises HTTPRequestEntityTooLarge for more than the application takes.
+
+async def parsed(request: web.Request, decoder: msgspec.json.Decoder[T], stall_s: float) -> T:
+    """A request's body, decoded. aiohttp's own ``read`` would keep its bytes until the answer's end.
+
+    Raises ApiError: 400 that names the field at fault, 408 for a caller that sends nothing for ``stall_s``;
+    HTTPRequestEntityTooLarge for more than the application takes.
     """
     body, most = bytearray(), request.client_max_size
-    while piece := await request.content.readany():
+    while True:
+        async with coming(stall_s):
+            piece = await request.content.readany()
+        if not piece:
+            break
         body += piece
         if len(body) > most:
             raise web.HTTPRequestEntityTooLarge(most)
-    return bytes(body)
-
-
-def parse(decode: Callable[[bytes], T], body: bytes) -> T:
-    """Decodes a body. Raises ApiError that names the field at fault."""
     try:
-        return decode(body)
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise from_decoding(error, kind=decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise from_decoding(error) from None
+        problem = from_decoding(error)
+        if request.content_type.startswith(("multipart/", "application/x-www-form-urlencoded")):
+            problem.message += f"; it came as {request.content_type}: send it as application/json"
+        raise problem from None
 
 
 async def together(*work: Any) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import math
 import re
+from typing import Any
 
 import msgspec
 
 from adapters.handle import AdapterError, ArenaFull
 from broker.client import BrokerError
+from broker.gateway.choices import choices
 from broker.protocol import Error
 
 log = logging.getLogger("gateway")
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
+MAX_CAUSE = 200  #: characters of what a decoder says: it may quote the caller's whole value
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -27,6 +30,7 @@ class ApiError(Exception):
         code: A word for programs ("model_not_found", "overloaded", "stage_failed", ...).
         param: The field at fault ("messages[0].content"), if one is.
         retry_after_s: When another try makes sense; absent: it does not, or nobody knows.
+        allow: The methods that there are instead, if it is that.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class ApiError(Exception):
         status: int = 400,
         code: str | None = None,
         retry_after_s: float | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -44,6 +49,7 @@ class ApiError(Exception):
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
+        self.allow = allow
 
     @property
     def type(self) -> str:
@@ -68,6 +74,8 @@ class ApiError(Exception):
         headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_s)))
+        if self.allow is not None:
+            headers["Allow"] = self.allow
         return headers
 
 
@@ -82,12 +90,13 @@ def from_broker(error: Error) -> ApiError:
     )
 
 
-def from_decoding(error: Exception, prefix: str = "") -> ApiError:
+def from_decoding(error: Exception, prefix: str = "", kind: Any = None) -> ApiError:
     """A body that is no JSON, or whose field has the wrong type or range.
 
     Args:
         error: msgspec's error, or RecursionError for JSON that is nested too deep.
         prefix: Path of the decoded object in the whole body.
+        kind: What it should have been; where a field has a few values only, they are told.
     """
     if isinstance(error, RecursionError):
         return ApiError("the body is nested too deep", code="invalid_json")
@@ -95,6 +104,10 @@ def from_decoding(error: Exception, prefix: str = "") -> ApiError:
         return ApiError(f"the body is not valid JSON: {error}", code="invalid_json")
     match = _PLACE.match(str(error))
     what, path = (match["what"], match["path"] or "") if match else (str(error), "")
+    if len(what) > MAX_CAUSE:
+        what = f"{what[:MAX_CAUSE]}..."
+    if kind is not None and (known := choices(kind, path)):
+        what = f"{what}; one of {', '.join(known)}"
     if missing := _MISSING.search(what):
         path = f"{path}.{missing['field']}"
     path = (prefix + path).lstrip(".")

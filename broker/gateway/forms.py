@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, web
 
+from broker.gateway.context import coming
 from broker.gateway.errors import ApiError, from_decoding
 
 MAX_FIELD = 64 * 1024  #: bytes of a form field that is no file
 MAX_FIELDS = 64
+_JSON = {"sampling_params_list"}  #: fields that no form has a way to write
 
 T = TypeVar("T")
 
@@ -23,11 +25,20 @@ class Form(NamedTuple):
     files: dict[str, list[bytes]]  #: each name's, in the order in which they came
 
     def convert(self, kind: type[T]) -> T:
-        """The fields as a struct: numbers and booleans come as text. Raises ApiError that names a field."""
+        """The fields as a struct: numbers and booleans come as text, lists of objects as JSON.
+
+        Raises ApiError that names a field.
+        """
+        fields: dict[str, Any] = dict(self.fields)
+        for name in _JSON & fields.keys():
+            try:
+                fields[name] = msgspec.json.decode(fields[name])
+            except (msgspec.DecodeError, TypeError, RecursionError):
+                raise ApiError(f"{name}: write it as JSON", name, code="invalid_json") from None
         try:
-            return msgspec.convert(self.fields, kind, strict=False)
+            return msgspec.convert(fields, kind, strict=False)
         except msgspec.ValidationError as error:
-            raise from_decoding(error) from None
+            raise from_decoding(error, kind=kind) from None
 
     def file(self, name: str) -> bytes | None:
         """The only file of a name, None without one. Raises ApiError for several."""
@@ -37,14 +48,16 @@ class Form(NamedTuple):
         return files[0] if files else None
 
 
-async def read(request: web.Request, files: Mapping[str, int]) -> Form:
+async def read(request: web.Request, files: Mapping[str, int], stall_s: float) -> Form:
     """Reads a form.
 
     Args:
         request: Whose body it is.
         files: The fields that are files (``image`` or ``image[]``), and the bytes that each may have.
+        stall_s: Nothing of it may take longer to come.
 
-    Raises ApiError: 400 for what is no form, 413 for a part, or a body, that is too large.
+    Raises ApiError: 400 for what is no form, 413 for a part, or a body, that is too large, 408 for a caller
+    that sends nothing any more.
     """
     if request.content_type != "multipart/form-data":
         name = next(iter(files))
@@ -53,17 +66,18 @@ async def read(request: web.Request, files: Mapping[str, int]) -> Form:
     try:
         reader = await request.multipart()
         for _ in range(MAX_FIELDS):
-            part = await reader.next()
+            async with coming(stall_s):
+                part = await reader.next()
             if part is None:
                 return form
             if not isinstance(part, BodyPartReader) or part.name is None:
                 raise ApiError("a part of the form has no name", code="invalid_form")
             name = part.name.removesuffix("[]")
             if name in files:
-                data = await _bounded(part, files[name], left)
+                data = await _bounded(part, files[name], left, stall_s)
                 form.files.setdefault(name, []).append(data)
             else:
-                data = await _bounded(part, MAX_FIELD, left)
+                data = await _bounded(part, MAX_FIELD, left, stall_s)
                 _add(form.fields, part.name, data.decode())
             left -= len(data)
     except (ValueError, RuntimeError) as error:  # what aiohttp raises for a broken multipart body
@@ -82,13 +96,16 @@ def _add(fields: dict[str, str | list[str]], name: str, value: str) -> None:
         fields[name] = value
 
 
-async def _bounded(part: BodyPartReader, limit: int, left: int) -> bytes:
+async def _bounded(part: BodyPartReader, limit: int, left: int, stall_s: float) -> bytes:
     """A part's bytes. Raises ApiError (413) as soon as there are too many, or the body has no room for it."""
     data = bytearray()
-    while chunk := await part.read_chunk(64 * 1024):
+    while True:
+        async with coming(stall_s):
+            chunk = await part.read_chunk(64 * 1024)
+        if not chunk:
+            return bytes(data)
         data += chunk
         if len(data) > limit:
             raise ApiError(f"{part.name}: larger than {limit} bytes", part.name, status=413, code="too_large")
         if len(data) > left:
             raise ApiError("the body is too large", status=413, code="too_large")
-    return bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import secrets
 import time
@@ -39,7 +40,7 @@ def make_guard(context: Context) -> Middleware:
             # The client has gone, or was cut off. This goes nowhere, but aiohttp logs what is raised instead.
             response = web.Response(status=499)
         except Exception as error:
-            failure = _failure(error)
+            failure = _failure(error, request)
             response = web.Response(
                 body=failure.body(request["id"]),
                 status=failure.status,
@@ -95,9 +96,26 @@ class Doors:
             self._inside -= 1
 
 
-def _failure(error: Exception) -> ApiError:
+def _failure(error: Exception, request: web.Request) -> ApiError:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return ApiError("the body is too large", status=413, code="too_large")
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        allow = ", ".join(sorted(error.allowed_methods))
+        return ApiError(
+            f"{request.path[:80]} takes {allow}, not {request.method[:20]}",
+            status=405,
+            code="method_not_allowed",
+            allow=allow,
+        )
+    if isinstance(error, web.HTTPNotFound):
+        return ApiError(f"there is no {request.path[:80]} here{_near(request)}", status=404, code="not_found")
     if isinstance(error, web.HTTPException):
         return ApiError(error.reason, status=error.status, code=error.reason.lower().replace(" ", "_"))
     return from_exception(error)
+
+
+def _near(request: web.Request) -> str:
+    """The place that was meant, perhaps."""
+    there = [resource.canonical for resource in request.app.router.resources()]
+    near = difflib.get_close_matches(request.path[:80], there, 1)
+    return f"; did you mean {near[0]}?" if near else "; /v1/models lists the models, and what each offers"

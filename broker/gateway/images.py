@@ -12,7 +12,7 @@ from aiohttp import web
 from adapters.chunk import Payload
 from broker.gateway import drawing, forms, picture_schemas, pictures, usage
 from broker.gateway.answering import answer
-from broker.gateway.context import SEEDS, Call, Context, parse, read
+from broker.gateway.context import SEEDS, Call, Context, parsed
 from broker.gateway.errors import ApiError
 from broker.gateway.models import IMAGE, Model
 from broker.gateway.picture_schemas import Drawing, EditsForm, ImagesRequest
@@ -20,7 +20,7 @@ from broker.gateway.plan import ImagesPlan
 from broker.gateway.uploads import Pixels
 from pipelines.graph import Endpoint
 
-_decode = msgspec.json.Decoder(ImagesRequest).decode
+_decoder = msgspec.json.Decoder(ImagesRequest)
 
 
 class Images:
@@ -31,7 +31,7 @@ class Images:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """New pictures."""
-        body = parse(_decode, await read(request))
+        body = await parsed(request, _decoder, self._context.settings.stall_s)
         model = await self._context.link.accepting(body.model)
         return await self._answer(request, body, model, {})
 
@@ -39,7 +39,7 @@ class Images:
         """Given pictures, changed."""
         settings = self._context.settings
         most = int(settings.max_image_mb * 2**20)
-        form = await forms.read(request, {"image": most, "mask": most})
+        form = await forms.read(request, {"image": most, "mask": most}, settings.stall_s)
         body = form.convert(EditsForm)
         model = await self._context.link.accepting(body.model)
         endpoint = model.endpoint("edits")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from broker.gateway.errors import from_decoding
+from broker.gateway.errors import ApiError, from_decoding
 from broker.gateway.models import TEXT, Model
 from broker.gateway.schemas import ChatRequest, Sampling
 
@@ -18,10 +18,16 @@ def from_list(model: Model, entries: list[dict[str, Any] | None] | None) -> Stag
     params = model.stage_params(entries)
     for number, entry in enumerate(entries or []):
         if entry:
+            field = f"sampling_params_list[{number}]"
             try:
                 msgspec.convert(entry, Sampling)
+                msgspec.msgpack.encode(entry)
             except msgspec.ValidationError as error:
-                raise from_decoding(error, f"sampling_params_list[{number}]") from None
+                raise from_decoding(error, field) from None
+            except OverflowError:  # JSON has no bounds
+                raise ApiError(
+                    f"{field} holds a whole number of more than 64 bits", field, code="invalid_value"
+                ) from None
     return params
 
 

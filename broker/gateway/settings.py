@@ -48,9 +48,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 2048.0
     max_choices: Annotated[int, says("The largest `n`.")] = 16
     max_open: Annotated[int, says("Requests that are handled at once; more are refused with 503.")] = 2048
-    stall_s: Annotated[float, says("A caller that takes nothing for so many seconds loses its request.")] = (
-        30.0
-    )
+    stall_s: Annotated[
+        float, says("A caller that takes, or sends, nothing for so many seconds loses its request.")
+    ] = 30.0
     probe_s: Annotated[float, says("Seconds that /ready and /metrics wait for the broker.")] = 2.0
     api_keys: Annotated[str, says("A file of API keys; without one everybody may ask.")] = ""
     allow_media_host: Annotated[

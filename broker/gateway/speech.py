@@ -9,13 +9,13 @@ from aiohttp import web
 
 from broker.gateway import params
 from broker.gateway.answering import answer
-from broker.gateway.context import Call, Context, parse
+from broker.gateway.context import Call, Context, parsed
 from broker.gateway.errors import ApiError
 from broker.gateway.models import AUDIO, Model
 from broker.gateway.plan import SpeechPlan
 from broker.gateway.schemas import SpeechRequest
 
-_decode = msgspec.json.Decoder(SpeechRequest).decode
+_decoder = msgspec.json.Decoder(SpeechRequest)
 
 
 class SpeechEndpoint:
@@ -26,7 +26,7 @@ class SpeechEndpoint:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answers one call."""
-        body = parse(_decode, await request.read())
+        body = await parsed(request, _decoder, self._context.settings.stall_s)
         model = await self._context.link.accepting(body.model)
         plan = SpeechPlan(
             id=request["id"],

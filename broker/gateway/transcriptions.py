@@ -25,7 +25,8 @@ class Transcriptions:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answers one call."""
-        sent = await forms.read(request, {"file": int(self._context.settings.max_audio_mb * 2**20)})
+        settings = self._context.settings
+        sent = await forms.read(request, {"file": int(settings.max_audio_mb * 2**20)}, settings.stall_s)
         form, data = sent.convert(TranscriptionForm), sent.file("file")
         if data is None:
             raise ApiError("file is required", "file")
@@ -34,7 +35,7 @@ class Transcriptions:
         endpoint = model.endpoint("transcriptions")
         if form.stream and form.response_format not in ("json", "text"):
             raise ApiError("a stream needs response_format json or text", "response_format")
-        samples = await media.decode(data, "file", max_s=self._context.settings.max_audio_s)
+        samples = await media.decode(data, "file", max_s=settings.max_audio_s)
         self._context.room.hold(samples)
         granular = form.timestamp_granularities
         plan = TranscriptPlan(

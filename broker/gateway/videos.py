@@ -12,8 +12,8 @@ from adapters.chunk import Payload
 from broker.client import RequestStream
 from broker.gateway import drawing, forms, picture_schemas, pictures, plan, uploads, video_answer
 from broker.gateway.answering import attended
-from broker.gateway.context import Call, Context, parse, read
-from broker.gateway.errors import ApiError
+from broker.gateway.context import Call, Context, parsed
+from broker.gateway.errors import ApiError, from_decoding
 from broker.gateway.fetch import fetcher
 from broker.gateway.images import seed_of, to_payload
 from broker.gateway.models import IMAGE, VIDEO, Model
@@ -27,7 +27,7 @@ PREFIX = "video_"  #: of a job's id; what follows is the id of its call
 #: How a request stands -> how its job does.
 _STATUS = {"queued": "queued", "running": "in_progress", "done": "completed"}
 
-_decode = msgspec.json.Decoder(VideosRequest).decode
+_decoder = msgspec.json.Decoder(VideosRequest)
 
 
 class _Page(msgspec.Struct):
@@ -50,10 +50,10 @@ class Videos:
         data: bytes | None = None
         if request.content_type == "multipart/form-data":
             most = int(self._context.settings.max_image_mb * 2**20)
-            form = await forms.read(request, {"input_reference": most})
+            form = await forms.read(request, {"input_reference": most}, self._context.settings.stall_s)
             body, data = form.convert(VideosRequest), form.file("input_reference")
         else:
-            body = parse(_decode, await read(request))
+            body = await parsed(request, _decoder, self._context.settings.stall_s)
         model = await self._context.link.accepting(body.model)
         endpoint = model.endpoint("videos")
         picture_schemas.refuse_unsupported(body)
@@ -114,8 +114,7 @@ class Videos:
         try:
             page = msgspec.convert(dict(request.query), _Page, strict=False)
         except msgspec.ValidationError as error:
-            field = str(error).rpartition("$.")[2].rstrip("`")
-            raise ApiError(str(error), field, code="invalid_value") from None
+            raise from_decoding(error, kind=_Page) from None
         if not 1 <= page.limit <= 100:
             raise ApiError(f"limit: {page.limit}; from 1 to 100", "limit", code="invalid_value")
         client = await self._context.link.reach()

@@ -59,6 +59,7 @@ CHAT_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"modalities": "text"}, "modalities"),
     ({"modalities": ["audio"], "audio": {"voice": "nobody"}}, "audio.voice"),
     ({"modalities": ["audio"], "audio": {"format": "mpeg"}}, "audio.format"),
+    ({"modalities": ["audio"], "audio": {"format": "m" * 50_000}}, "audio.format"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
@@ -80,6 +81,7 @@ CHAT_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"sampling_params_list": [{}]}, "sampling_params_list"),
     ({"sampling_params_list": [{}, {"temperature": "x"}, {}]}, "sampling_params_list[1].temperature"),
+    ({"sampling_params_list": [{}, {"of_my_own": [{"a": 10**30}]}, {}]}, "sampling_params_list[1]"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"logprobs": True}, "logprobs"),
@@ -156,6 +158,9 @@ async def test_unsupported_values_list_what_is_supported(http: aiohttp.ClientSes
     rows = [
         ("/v1/chat/completions", {**CHAT, "modalities": ["video"]}, ["text", "audio"]),
         ("/v1/audio/speech", {**SPEECH, "voice": "nobody"}, ["default"]),
+        ("/v1/audio/speech", {**SPEECH, "response_format": "mpeg"}, ["aac, flac, mp3, opus, pcm, wav"]),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "robot", "content": "x"}]}, ["user"]),
+        ("/v1/chat/completions", {**CHAT, **part(type="hologram")}, ["input_audio", "image_url"]),
         ("/v1/chat/completions", {**CHAT, "sampling_params_list": []}, ["say, tone, sum"]),
         (
             "/v1/chat/completions",

@@ -55,6 +55,32 @@ async def test_unknown_places_have_json_errors(
         assert (await response.json())["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "says"),
+    [
+        ("POST", "/chat/completions", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/audio/transcription", "did you mean /v1/audio/transcriptions?"),
+        ("GET", "/", "/v1/models lists"),
+        ("GET", "/v1/images/edits", "takes POST, not GET"),
+        ("PUT", "/v1/videos", "takes GET, HEAD, POST, not PUT"),
+    ],
+)
+async def test_a_wrong_place_names_the_right_one(
+    http: aiohttp.ClientSession, method: str, path: str, says: str
+) -> None:
+    async with http.request(method, path) as response:
+        assert says in (await response.json())["error"]["message"]
+        assert response.status != 405 or response.headers["Allow"] in says
+
+
+async def test_a_form_where_json_is_wanted_is_named(http: aiohttp.ClientSession) -> None:
+    form = aiohttp.FormData({"model": "echo"})
+    async with http.post("/v1/chat/completions", data=form) as response:
+        assert response.status == 400
+        message = (await response.json())["error"]["message"]
+    assert "application/x-www-form-urlencoded: send it as application/json" in message
+
+
 async def raw(stack: Stack, data: bytes) -> bytes:
     """Sends bytes and reads until the gateway closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)

@@ -224,6 +224,12 @@ async def test_edits_honour_n_size_and_strength(http: aiohttp.ClientSession) -> 
     assert pixels(stronger["data"][0]["b64_json"]).sum() > first.sum()
 
 
+async def test_a_form_says_a_list_of_objects_as_json(http: aiohttp.ClientSession) -> None:
+    weak = await edit(http, BLACK, strength="0.25")
+    listed = await edit(http, BLACK, sampling_params_list='[null, {"strength": 0.25}, null]')
+    assert listed["data"] == weak["data"]
+
+
 EDIT_ROWS: list[tuple[list[tuple[str, bytes | str]], int, str]] = [
     ([], 400, "image"),
     ([("image", b"no picture")], 400, "image"),
@@ -243,6 +249,14 @@ EDIT_ROWS: list[tuple[list[tuple[str, bytes | str]], int, str]] = [
     ([("image", file(BLACK)), ("response_format", "url")], 400, "response_format"),
     ([("image", file(BLACK)), ("prompt", " ")], 400, "prompt"),
     ([("image", file(BLACK)), ("model", "digest")], 400, "model"),
+    ([("image", file(BLACK)), ("sampling_params_list", "[{")], 400, "sampling_params_list"),
+    ([("image", file(BLACK)), ("sampling_params_list", "3")], 400, "sampling_params_list"),
+    ([("image", file(BLACK)), ("sampling_params_list[]", "{}")], 400, "sampling_params_list"),
+    (
+        [("image", file(BLACK)), ("sampling_params_list", '[null, {"strength": 2}, null]')],
+        400,
+        f"{LIST}.strength",
+    ),
     ([("image", bytes(21 << 20))], 413, "image"),
 ]
 

@@ -1,0 +1,60 @@
+"""Callers that send slowly are waited for; those that send nothing any more hold no place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+
+from tests.gateway.stack import Stack
+from tests.gateway.test_bad_requests import CHAT, works
+
+STALL_S = 2.0  #: `--stall-s` of the stack
+FORM = b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\na'
+
+STALLED = {
+    "/v1/chat/completions": ("application/json", b'{"model":'),
+    "/v1/audio/speech": ("application/json", b""),
+    "/v1/images/generations": ("application/json", b"{"),
+    "/v1/images/edits": ("multipart/form-data; boundary=b", FORM),
+    "/v1/audio/transcriptions": ("multipart/form-data; boundary=b", b"--b"),
+    "/v1/videos": ("multipart/form-data; boundary=b", FORM),
+}
+
+
+@pytest.mark.parametrize("path", STALLED)
+async def test_a_body_that_stops_coming_is_a_408(
+    stack: Stack, http: aiohttp.ClientSession, path: str
+) -> None:
+    kind, begin = STALLED[path]
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 1000\r\n\r\n"
+    try:
+        writer.write(head.encode() + begin)
+        began = asyncio.get_running_loop().time()
+        async with asyncio.timeout(STALL_S + 10):
+            status = await reader.readline()
+            answer = await reader.readuntil(b"}}")
+        assert asyncio.get_running_loop().time() - began >= STALL_S - 0.1
+    finally:
+        writer.close()
+    assert b" 408 " in status
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == "body_stalled"
+    assert "2 s" in error["message"]
+    await works(http)
+
+
+async def test_a_body_that_comes_slowly_is_taken(stack: Stack, http: aiohttp.ClientSession) -> None:
+    body = json.dumps(CHAT).encode()
+    pieces = [body[i : i + 15] for i in range(0, len(body), 15)]
+
+    async def slowly() -> object:
+        for piece in pieces:
+            await asyncio.sleep(2 * STALL_S / len(pieces))  # it is the pause that is tried
+            yield piece
+
+    async with http.post("/v1/chat/completions", data=slowly()) as response:
+        assert response.status == 200, await response.text()
