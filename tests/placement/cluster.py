@@ -24,6 +24,7 @@ QUICK = {
     "RAY_DISABLE_MEMORY_MONITOR": "1",
 }
 MEMORY = ("--object-store-memory", "80000000")  #: nothing goes through it
+PORTS = ("--min-worker-port", "0", "--max-worker-port", "0")  #: drawn; Ray's own range has the head's in it
 
 
 class Cluster:
@@ -41,7 +42,17 @@ class Cluster:
     def _ray(self, name: str, *options: str) -> None:
         """`ray start`, and again where it gives up: a node has 30 s, which is little on a busy machine."""
         environment = {**self._home.env, **QUICK, "OMNI_TEST_NODE": str(self.folder(name))}
-        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *MEMORY, *options]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            *MEMORY,
+            *PORTS,
+            *options,
+        ]
         process: subprocess.Popen[bytes] | None = None
 
         def up() -> bool:
