@@ -14,7 +14,6 @@ from pipelines.devices import gpu_count, place
 from pipelines.graph import Pipeline
 from pipelines.models import list_models
 
-ASK_EVERY_S = 1.0
 PULL_RETRY_S = 30.0
 LONGER_S = 5.0  #: a guardian that drains ends by itself; after so much more it is killed
 
@@ -53,16 +52,8 @@ class Local:
         self._roster.begin()
         if not self._scales:
             return
-        from broker.asking import Asker  # not at the head: the front starts before all else
-
-        asker = Asker(self._address, "placer", "placement")
-        try:
-            while True:
-                report = await asker.ask(ASK_EVERY_S)
-                if report is not None:
-                    self._roster.follow(report)
-        finally:
-            asker.close()
+        async for _ in self._roster.following(self._address):
+            pass
 
     async def stop(self, patience_s: float) -> None:
         """Workers finish what they hold; those that take longer are killed."""

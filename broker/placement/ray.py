@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +25,6 @@ import msgspec
 
 from adapters.process import describe_exit
 from broker.address import is_loopback
-from broker.asking import Asker
 from broker.placement.apart import USAGE
 from broker.placement.demand import Demand, demand_of, device_of, trouble
 from broker.placement.keeper import Keeper
@@ -33,7 +33,6 @@ from pipelines.graph import Pipeline
 
 log = logging.getLogger("placer")
 
-ASK_EVERY_S = 1.0
 WAITS_S = 10.0  #: a worker that has waited for a node so long is told of
 FIRST_PAUSE_S = 0.2  #: between two actors of a worker that keeps failing
 LONGEST_PAUSE_S = 30.0
@@ -164,15 +163,11 @@ class Placer:
     async def run(self) -> None:
         """Until cancelled; then workers finish what they hold."""
         self._roster.begin()
-        asker = Asker(self._address, "placer", "placement")
         try:
-            while True:
-                report = await asker.ask(ASK_EVERY_S)
-                if report is not None:
-                    self._roster.follow(report)
+            async with aclosing(self._roster.following(self._address)) as reports:
+                async for asker in reports:
                     asker.tell(await self._troubles())
         finally:
-            asker.close()
             await asyncio.gather(*(worker.left(DRAIN_S) for worker in self._roster.workers()))
 
     def _hire(self, post: Post, place: int) -> Worker:

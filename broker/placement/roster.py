@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pipelines.graph import Pipeline, Stage
+
+if TYPE_CHECKING:
+    from broker.asking import Asker
+
+ASK_EVERY_S = 1.0
 
 Guardian = tuple[str, int]  #: a guardian as the broker knows it: its machine's name and its process
 
@@ -66,6 +71,23 @@ class Roster(Generic[K]):
         """Starts as many of each stage as there are at least."""
         for label, post in self._posts.items():
             self.keep(label, post.stage.resources.least, {})
+
+    async def following(self, address: str) -> AsyncGenerator[Asker, None]:
+        """Carries out the broker's reports, one a second, until it is closed or cancelled.
+
+        After each it gives the one who asks for them, who can tell the broker something.
+        """
+        from broker.asking import Asker  # not at the head: the front starts before all else
+
+        asker = Asker(address, "placer", "placement")
+        try:
+            while True:
+                report = await asker.ask(ASK_EVERY_S)
+                if report is not None:
+                    self.follow(report)
+                    yield asker
+        finally:
+            asker.close()
 
     def follow(self, report: dict[str, Any]) -> None:
         """Carries out the broker's report "placement"."""
