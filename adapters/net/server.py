@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +35,7 @@ from adapters.net.wire import (
     encode,
     listen,
 )
+from adapters.net.woken import Woken
 from adapters.reader import Reader
 
 BURST = 64  #: questions that are answered before the other sockets are looked at
@@ -87,7 +86,6 @@ class DataServer:
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="data-file")
         self._read: deque[tuple[tuple[str, int], bytes | BadHandle]] = deque()
         self._waiting = 0
-        self._closing = False
         self._lender: Lender | None = None
         try:
             if secure is not None:
@@ -96,13 +94,12 @@ class DataServer:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = Woken("data-server", self._serve)
         host = f"[{address}]" if ":" in address else address
         self.addresses = [f"zmq://{host}:{port}"]  #: what the book has of us
         if ucx and has_ucx():
             self.addresses.append(f"ucx://{host}:{port}")  # where to ask for tickets
             self._threads.submit(self._start_ucx)
-        self._thread = threading.Thread(target=self._serve, name="data-server", daemon=True)
         self._thread.start()
 
     @property
@@ -112,16 +109,13 @@ class DataServer:
 
     def close(self) -> None:
         """Ends the thread and frees the port; what is under way is cut off. Idempotent."""
-        if self._closing:
+        if not self._thread.end():
             return
-        self._closing = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
         self._threads.shutdown()
         if self._lender is not None:
             self._lender.close()
         self._context.destroy(linger=0)
-        os.close(self._wake)
+        self._thread.close()
 
     def _start_ucx(self) -> None:
         """Beside everything else: its libraries take a second to load. Until then blocks go in pieces."""
@@ -137,16 +131,16 @@ class DataServer:
     def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(self._thread.fd, zmq.POLLIN)
         if self._door is not None:
             poller.register(self._door.socket, zmq.POLLIN)
         tick = time.monotonic()
-        while not self._closing:
+        while not self._thread.closing:
             ready = dict(poller.poll(_TICK_MS if self._files else None))
             if self._door is not None and self._door.socket in ready:
                 self._door.answer()
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
+            if self._thread.fd in ready:
+                self._thread.slept()
             while self._read:
                 self._has_read(*self._read.popleft())
             if self._socket in ready:
@@ -242,7 +236,7 @@ class DataServer:
         except Exception as error:  # MemoryError: others wait for an answer all the same
             result = BadHandle(f"{place} can't be read: {error}")
         self._read.append(((place, nbytes), result))
-        os.eventfd_write(self._wake, 1)
+        self._thread.wake()
 
     def _has_read(self, key: tuple[str, int], result: bytes | BadHandle) -> None:
         file = self._files[key]

@@ -10,11 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from adapters.handle import AdapterError
+from adapters.net.woken import Woken
 
 TICK_S = 0.25
 CLOSE_S = 2.0  #: what is under way when all is closed gets so long
@@ -56,23 +56,20 @@ class UcxThread:
         self._tick = tick
         self._calls: deque[Callable[[], None]] = deque()
         self._watched: list[_Watched] = []
-        self._closing = False
         self._error: Exception | None = None
         self._ready = threading.Event()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Woken(name, self._run)
         self._thread.start()
         self._ready.wait()
         if self._error is not None:
-            self._thread.join()
-            os.close(self._wake)
+            self._thread.close()
             raise AdapterError(f"UCX can't be started: {self._error}") from self._error
 
     def call(self, function: Callable[[], None]) -> None:
         """Has a function called on the thread soon. From any thread; after :meth:`close` it may not be."""
         self._calls.append(function)
-        if not self._closing:
-            os.eventfd_write(self._wake, 1)
+        if not self._thread.closing:
+            self._thread.wake()
 
     def watch(self, request: Any, done: Callable[[Exception | None], None], kept: object) -> None:
         """Calls ``done`` when a request has ended; until then keeps what it works on. On the thread only."""
@@ -85,12 +82,8 @@ class UcxThread:
 
     def close(self) -> None:
         """Ends the thread; requests that don't end in time keep their memory. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        os.eventfd_write(self._wake, 1)
-        self._thread.join()
-        os.close(self._wake)
+        if self._thread.end():
+            self._thread.close()
 
     # --- the thread
 
@@ -105,9 +98,9 @@ class UcxThread:
             self._ready.set()
         poller = select.poll()
         poller.register(self.worker.epoll_file_descriptor, select.POLLIN)
-        poller.register(self._wake, select.POLLIN)
+        poller.register(self._thread.fd, select.POLLIN)
         ticked = time.monotonic()
-        while not self._closing:
+        while not self._thread.closing:
             self.worker.progress()
             found = self._guarded(self._look)
             moved = self._work() or found
@@ -117,8 +110,7 @@ class UcxThread:
             if moved or not self.worker.arm():
                 continue
             poller.poll(TICK_S * 1000 if self.busy else None)
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+            self._thread.slept()
         self._stop()
 
     def _start(self) -> None:
