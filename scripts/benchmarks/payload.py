@@ -62,13 +62,7 @@ class Reply(msgspec.Struct, array_like=True):
 
 def main(argv: list[str]) -> None:
     """Runs the benchmark; ``--peer`` is the receiving process."""
-    parser = argparse.ArgumentParser(
-        prog="scripts/bench payload",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--rounds", type=int, default=100, help="rounds for each size (default 100)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of the tensor")
+    parser = parser_of("payload", __doc__, rounds=100, sizes=SIZES)
     parser.add_argument("--no-broker", action="store_true", help="leave hop_ms out")
     parser.add_argument("--peer", nargs=2, metavar=("FD", "ENDPOINT"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -83,6 +77,18 @@ def main(argv: list[str]) -> None:
     report.table("Milliseconds, medians", rows)
     report.finish({"rows": rows})
     return None
+
+
+def parser_of(name: str, doc: str | None, *, rounds: int, sizes: list[int]) -> argparse.ArgumentParser:
+    """With the options that all benchmarks of tensors have, and these defaults."""
+    parser = argparse.ArgumentParser(
+        prog=f"scripts/bench {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help="rounds for each size (default %(default)s)"
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help="bytes of the tensor")
+    return parser
 
 
 def _measure(size: int, rounds: int, wire: socket.socket, push: zmq.Socket[bytes]) -> dict[str, float]:
