@@ -31,7 +31,9 @@ class BatchingEngine(Generic[Item, Result]):
     """
 
     resumes = False
-    lanes = 1  #: batches that are computed side by side, each in a thread of its own; set before ``start``
+    #: Batches that are computed side by side, each in a thread of its own; those that are free share what
+    #: waits. Set before ``start``.
+    lanes = 1
 
     def __init__(self, stage: Stage, *, device: str) -> None:
         self.stage = stage
@@ -39,6 +41,7 @@ class BatchingEngine(Generic[Item, Result]):
         self.max_batch_size = stage.batch.max_batch_size
         self._waiting: list[_Entry[Item, Result]] = []
         self._arrival = asyncio.Event()
+        self._computing = 0  # lanes that do
         self._threads: ThreadPoolExecutor | None = None
         self._loops: list[asyncio.Task[None]] = []
 
@@ -88,9 +91,11 @@ class BatchingEngine(Generic[Item, Result]):
         while True:
             await self._next_arrival(None)
             while batch := await self._collect():
+                self._computing += 1
                 try:
                     await self._compute(batch)
                 finally:
+                    self._computing -= 1
                     _give_up(batch)
 
     async def _collect(self) -> list[_Entry[Item, Result]]:
@@ -101,9 +106,11 @@ class BatchingEngine(Generic[Item, Result]):
             if not self._waiting:
                 return []
             oldest = self._waiting[0]
-            batch = [entry for entry in self._waiting if entry.key == oldest.key][: self.max_batch_size]
+            company = [entry for entry in self._waiting if entry.key == oldest.key]
             left = oldest.arrived + wait_s - loop.time()
-            if len(batch) == self.max_batch_size or left <= 0:
+            if len(company) >= self.max_batch_size or left <= 0:
+                share = -(-len(company) // (self.lanes - self._computing))
+                batch = company[: min(share, self.max_batch_size)]
                 taken = set(map(id, batch))
                 self._waiting = [entry for entry in self._waiting if id(entry) not in taken]
                 return batch

@@ -1,9 +1,9 @@
 """Engine ``omni-code2wav``: a talker's codes, window by window, to a waveform.
 
 Which model's decoder, says the option ``family``. Windows of equal length that wait at the same time share a
-pass; on a CPU each has one to itself, as many side by side as there are threads: a pass over several is no
-faster there (what they need does not fit into the cache together). A window's waveform depends on its codes,
-its place and the job's seed alone, so a new attempt goes on with the first window whose audio is not out yet.
+pass; on a CPU as many passes run side by side as there are threads, over no more windows each than is faster
+there. A window's waveform depends on its codes, its place and the job's seed alone, so a new attempt goes on
+with the first window whose audio is not out yet.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class OmniCode2WavEngine(BatchingEngine[Window, Array]):
         super().__init__(stage, device=device)
         self.options = options_of(stage, OmniCode2WavOptions)
         if device == "cpu":
-            self.max_batch_size = 1
             self.lanes = stage.resources.threads or len(os.sched_getaffinity(0))
 
     def load(self) -> None:
@@ -54,6 +53,8 @@ class OmniCode2WavEngine(BatchingEngine[Window, Array]):
         load_libraries(self.stage, threads=1)
         family = find_class(self.options.family)
         self._decoder = family(self.stage.model or "", self.options, self.device)
+        if self.device == "cpu":
+            self.max_batch_size = min(self.max_batch_size, self._decoder.cpu_batch)
 
     async def run(self, job: Job) -> AsyncIterator[Payload]:
         """Decodes each window as it comes; the windows' audio joined is the answer's."""

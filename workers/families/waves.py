@@ -23,6 +23,7 @@ class Decoder(Protocol):
 
     codebooks: int
     codes: int  #: codes are below this
+    cpu_batch: int  #: windows of one pass on a CPU: more would be no faster, or slower
     hop: int  #: samples a frame
     sample_rate: int
 

@@ -158,7 +158,7 @@ class ArEngine:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         torch = library("torch", "cpu")
         library("transformers", "cpu")
-        from workers.engines.ar.runner import Runner, capture_sizes, pool_blocks
+        from workers.engines.ar.runner import Runner, capture_sizes, fitting_blocks, pool_blocks
 
         options, seqs = self.options, self.stage.batch.max_num_seqs
         if options.max_num_batched_tokens < seqs:
@@ -176,8 +176,10 @@ class ArEngine:
         self.context = min(options.max_model_len or self.model.max_positions, blocks.total * blocks.size)
         captured = self.device.startswith("cuda") and not options.enforce_eager
         sizes = capture_sizes(seqs) if captured else []
-        runner = Runner(self.model, blocks, sizes, self.stage.resources.threads)
-        return runner, Scheduler(blocks, seqs, options.max_num_batched_tokens)
+        kept = fitting_blocks(self.model, options.prefix_cache_gib, options.block_size)
+        runner = Runner(self.model, blocks, sizes, self.stage.resources.threads, kept)
+        restore = runner.prefixes.restore if runner.prefixes else lambda sequence: None
+        return runner, Scheduler(blocks, seqs, options.max_num_batched_tokens, restore)
 
 
 _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}

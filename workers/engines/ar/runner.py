@@ -9,9 +9,11 @@ import torch
 from workers.engine import ItemError
 from workers.engines.ar.attention import PagedStep, Pages
 from workers.engines.ar.blocks import Blocks
-from workers.engines.ar.cpu import Threads, by_columns
+from workers.engines.ar.cpu import Threads
 from workers.engines.ar.family import Forward, Model, Step
 from workers.engines.ar.graphs import Graphs
+from workers.engines.ar.packed import pack
+from workers.engines.ar.prefixes import Prefixes
 from workers.engines.ar.sampling import Sampler
 from workers.engines.ar.schedule import Piece
 from workers.engines.ar.sequence import Sequence
@@ -31,18 +33,22 @@ class Runner:
         blocks: How many blocks of memory there are, and their size.
         graphs: The batch sizes to capture as CUDA graphs; [] for none.
         threads: Of a step on a CPU; 0: as suits it.
+        kept_blocks: Of prompts' beginnings, for later prompts; 0: none are kept.
     """
 
-    def __init__(self, model: Model, blocks: Blocks, graphs: list[int], threads: int = 0) -> None:
+    def __init__(
+        self, model: Model, blocks: Blocks, graphs: list[int], threads: int = 0, kept_blocks: int = 0
+    ) -> None:
         self.model = model
         self.device = model.device
         self._threads = Threads(threads) if self.device.type == "cpu" else None
         if self._threads is not None:
-            by_columns(model)
+            pack(model)
         self.pages = Pages(model.layout, blocks.total, blocks.size, self.device)
         self._sampler = Sampler(model.suppressed_ids, model.stop_ids, self.device)
         self._stops = frozenset(model.stop_ids)
         self._layers = sorted(set(model.hidden_layers))
+        self.prefixes = Prefixes(model.layout, self.pages, kept_blocks, self._layers) if kept_blocks else None
         self._graphs = Graphs(model, self.pages, graphs) if graphs else None
         if self._graphs is not None:
             self._graphs.prepare()
@@ -224,17 +230,24 @@ class Runner:
         finish = "stop" if stops else "length" if len(one.codes) >= one.limit else None
         hidden = {layer: torch.cat(pieces) for layer, pieces in one.held.items()}
         one.held = {}
+        if self.prefixes is not None and not one.made:
+            self.prefixes.keep(one, hidden)
         one.made += 1
         return Step(token, codes, hidden, finish)
 
 
 def pool_blocks(model: Model, kv_cache_gib: float, block_size: int) -> int:
     """How many blocks fit into the memory that the setting gives. Raises ValueError if it is none."""
-    size = Pages.bytes_per_block(model.layout, block_size)
-    blocks = int(kv_cache_gib * 2**30 / size)
+    blocks = fitting_blocks(model, kv_cache_gib, block_size)
     if blocks < 1:
+        size = Pages.bytes_per_block(model.layout, block_size)
         raise ValueError(f"kv_cache_gib: {kv_cache_gib} GiB hold no block of {size} bytes")
     return blocks
+
+
+def fitting_blocks(model: Model, gib: float, block_size: int) -> int:
+    """How many blocks so much memory holds."""
+    return int(gib * 2**30 / Pages.bytes_per_block(model.layout, block_size))
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:

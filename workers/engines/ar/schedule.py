@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from workers.engines.ar.blocks import Blocks
@@ -33,15 +34,23 @@ class Scheduler:
         blocks: The memory.
         max_sequences: Jobs that hold memory at once.
         max_rows: Rows of one step; not less than ``max_sequences``.
+        restore: Called with each job that was given its memory: fills in rows that need not be computed.
     """
 
-    def __init__(self, blocks: Blocks, max_sequences: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        max_sequences: int,
+        max_rows: int,
+        restore: Callable[[Sequence], None] = lambda sequence: None,
+    ) -> None:
         self.blocks = blocks
         self.running: list[Sequence] = []  #: hold memory; oldest first
         self.waiting: list[Sequence] = []  #: hold none; oldest first
         self.preemptions = 0
         self._max_sequences = max_sequences
         self._max_rows = max_rows
+        self._restore = restore
         self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -84,9 +93,10 @@ class Scheduler:
             if not room:
                 break
             self._admit(sequence)
-            stop = min(sequence.pending, room)
-            pieces[sequence] = Piece(sequence, 0, stop)
-            room -= stop
+            start = sequence.computed
+            stop = start + min(sequence.pending, room)
+            pieces[sequence] = Piece(sequence, start, stop)
+            room -= stop - start
         return sorted(pieces.values(), key=lambda piece: piece.stop - piece.start > 1)
 
     def _grow(self, sequence: Sequence, rows: int) -> list[Sequence]:
@@ -128,6 +138,7 @@ class Scheduler:
         self.running.append(sequence)
         self.running.sort(key=lambda one: one.arrival)
         sequence.blocks = self.blocks.take(self.blocks.needed(sequence.pending))
+        self._restore(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.give_back(sequence.blocks)

@@ -55,6 +55,7 @@ class Sequence:
         self.rest = rest  #: stands in for rows after the last one
         self.computed = 0  #: rows whose keys and values are in memory
         self.blocks: list[int] = []
+        self.block_names: list[bytes] | None = None  #: of the prompt's (see the prefixes); None: not made yet
         #: Rows whose hidden states are out: of a resumed job, all but the one of its last token.
         self.handed_out = self.prompt_rows + len(self.codes) - 1 if self.codes else 0
         self.held: dict[int, list[torch.Tensor]] = {}  #: hidden states until the next token: layer -> pieces

@@ -45,6 +45,7 @@ class Decoder:
     """The decoder of one checkpoint."""
 
     codebooks = 1
+    cpu_batch = 4  #: the transformer's operations are small; the vocoder's windows are computed one by one
     sample_rate = SAMPLE_RATE
 
     def __init__(self, model: str, options: OmniCode2WavOptions, device: str) -> None:
@@ -87,8 +88,10 @@ class Decoder:
 
         with torch.inference_mode():
             mel = self._mel(windows)
+            together = 1 if self._place["device"] == "cpu" else len(windows)
             # [batch, bins, frames]; a batch of one would come back without its first axis
-            waves = self._vocoder(mel.transpose(1, 2)).reshape(len(windows), -1)
+            parts = [self._vocoder(part) for part in mel.transpose(1, 2).split(together)]
+            waves = torch.cat([part.reshape(together, -1) for part in parts])
             return [np.ascontiguousarray(wave) for wave in waves.float().numpy()]
 
     def _mel(self, windows: Sequence[Window]) -> Any:

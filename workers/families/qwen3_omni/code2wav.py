@@ -24,6 +24,7 @@ class Decoder:
     """The decoder of one checkpoint. All voices sound from the same codes: the talker has chosen already."""
 
     sample_rate = 24_000
+    cpu_batch = 1  # what several windows need does not fit into the cache together
 
     def __init__(self, model: str, options: OmniCode2WavOptions, device: str) -> None:
         from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
