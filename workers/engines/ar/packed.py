@@ -102,6 +102,6 @@ def _can_pack() -> bool:
     """Whether the operators are there, and right."""
     layer, rows = nn.Linear(32, 16), torch.randn(3, 32)
     try:
-        return torch.allclose(Packed(layer)(rows), layer(rows), atol=1e-4)
+        return bool(torch.allclose(Packed(layer)(rows), layer(rows), atol=1e-4))
     except (AttributeError, RuntimeError):
         return False
