@@ -10,7 +10,7 @@ import typer
 from broker import shadow
 from broker.commands import dead_letters, models, shm
 from broker.commands.ask import ask
-from broker.commands.common import USAGE, say
+from broker.commands.common import INTERRUPTED, USAGE, say
 from broker.commands.keys import keys
 from broker.commands.paint import paint
 from broker.commands.start import start
@@ -55,7 +55,10 @@ def main() -> None:
     if problem is not None:
         say(problem)
         sys.exit(USAGE)
-    app(prog_name="omni-broker")
+    try:
+        app(prog_name="omni-broker")
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

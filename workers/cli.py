@@ -39,7 +39,7 @@ def worker(  # noqa: PLR0917 - the options of a command line
     ] = None,
     device: Annotated[str, typer.Option(help="What to run on: cpu, cuda:0, ...")] = "cpu",
     patience: Annotated[
-        float, typer.Option(help="Seconds to wait for a broker that does not answer.")
+        float, typer.Option(help="Seconds to wait for a broker that does not answer.", min=0)
     ] = 10.0,
     data_host: Annotated[
         str | None,
@@ -110,13 +110,17 @@ def worker(  # noqa: PLR0917 - the options of a command line
         raise typer.Exit(2) from None
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app.command()(worker)
+
+
 def main() -> None:
     """The console script."""
     problem = shadow.find()
     if problem is not None:
         typer.echo(f"omni-worker: {problem}", err=True)
         sys.exit(2)
-    typer.run(worker)
+    app(prog_name="omni-worker")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.commands import files
-from broker.commands.common import MAX_NUMBER, MAX_SEED, USAGE, choose, errors_in_words, say
+from broker.commands.common import INTERRUPTED, MAX_NUMBER, MAX_SEED, USAGE, choose, errors_in_words, say
 
 if TYPE_CHECKING:
     from broker.attached import Attached
@@ -67,7 +67,7 @@ def ask(  # noqa: PLR0917 - the options of a command line
             )
             asyncio.run(_ask(text, attached, audio, pipeline, sampling, seed, broker))
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
 
 
 async def _ask(  # noqa: PLR0917

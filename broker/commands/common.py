@@ -10,6 +10,8 @@ import typer
 FAILED = 1  #: exit code: what was asked for did not work out
 USAGE = 2  #: exit code: it can't work as it was asked for
 
+INTERRUPTED = 130  #: exit code: Ctrl-C
+
 MAX_SEED = 2**63 - 1  #: as over HTTP, where :mod:`broker.gateway.schemas` says so
 MAX_NUMBER = 2**31 - 1  #: of tokens and steps, likewise
 

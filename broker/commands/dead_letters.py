@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from broker.commands.common import FAILED, errors_in_words, say
+from broker.commands.common import FAILED, INTERRUPTED, errors_in_words, say
 from broker.commands.status import uptime
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def retry(name: Name, broker: Broker = None) -> None:
         try:
             asyncio.run(_retry(broker, name))
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()

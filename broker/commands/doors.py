@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -40,6 +42,47 @@ def check_listen(address: str | None) -> None:
     keys = Keys.find()
     if keys is not None:
         keys.need_server()
+
+
+def check_free(host: str, port: int, listen: str | None) -> None:
+    """Raises AddressError where nobody can listen: another does already, or the host is not this machine.
+
+    The gateway and the broker would say so too, but again and again, while models are loaded for nothing.
+
+    Args:
+        host: The gateway's; "" without one.
+        port: Its port; 0: whichever is free.
+        listen: The broker's TCP address, if it has one.
+    """
+    if host:
+        _check_free(host, port, f"on {host}:{port}", "--host", "--port")
+    if listen is not None:
+        parts = urlsplit(listen)
+        for number in (parts.port or 0, (parts.port or 0) + 1):
+            _check_free(parts.hostname or "", number, f"at {listen}", "--listen", "--listen")
+
+
+def _check_free(host: str, port: int, where: str, for_host: str, for_port: str) -> None:
+    failed: OSError | None = None
+    free = False
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                socket.create_server(address[:2], family=family).close()
+                free = True
+            except OSError as error:
+                if failed is None or error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    failed = error
+    except OSError as error:  # no such name
+        failed = error
+    if failed is None or (
+        free and failed.errno == errno.EADDRNOTAVAIL
+    ):  # a name may have an address too many
+        return
+    cure = for_port if failed.errno in (errno.EADDRINUSE, errno.EACCES) else for_host
+    named = isinstance(failed, socket.gaierror)  # others' words have the address in them once more
+    why = failed.strerror if named else os.strerror(failed.errno or 0)
+    raise AddressError(f"can't listen {where}: {why}; choose another with {cure}")
 
 
 def use_data_host(chosen: str | None, listen: str | None) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from broker.commands import files
-from broker.commands.common import FAILED, MAX_SEED, USAGE, choose, errors_in_words, say
+from broker.commands.common import FAILED, INTERRUPTED, MAX_SEED, USAGE, choose, errors_in_words, say
 
 if TYPE_CHECKING:
     from adapters.chunk import Payload
@@ -72,7 +72,7 @@ def paint(  # noqa: PLR0917 - the options of a command line
             say(error.message)
             raise typer.Exit(USAGE if error.status == 400 else FAILED) from None
         except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
 
 
 async def _paint(

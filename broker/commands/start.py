@@ -184,7 +184,7 @@ def start(  # noqa: PLR0917 - the options of a command line
     from broker.gateway.keys import ApiKeysError
     from broker.gateway.settings import Settings as GatewaySettings
     from broker.gateway.settings import SettingsError
-    from broker.supervisor import AlreadyRunning, Settings, supervise
+    from broker.supervisor import AlreadyRunning, Settings, running_pid, supervise
     from pipelines.catalog import DEFAULT_PIPELINE
     from pipelines.checks import check_local_devices
     from pipelines.devices import gpu_count
@@ -235,6 +235,8 @@ def start(  # noqa: PLR0917 - the options of a command line
         if workers and placement == "local":
             for loaded in settings.pipelines:
                 check_local_devices(loaded, gpu_count())
+        if running_pid(settings.run_dir) is None:  # else that is what is wrong
+            doors.check_free(host if gateway else "", port, listen)
     except (PipelineError, AddressError, NoRoom, ApiKeysError, SettingsError) as error:
         say(str(error))
         raise typer.Exit(USAGE) from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.commands.common import errors_in_words
+from broker.commands.tables import table
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -35,7 +36,7 @@ def status(
             console = Console()
             if not console.is_terminal:
                 console.width = 160  # a pipe has no width: don't cut lines for it
-            console.print(_view(asyncio.run(_report(broker))))
+            console.print(_view(asyncio.run(_report(broker)), console.width))
         else:
             try:
                 asyncio.run(_live(broker))
@@ -56,13 +57,14 @@ async def _live(broker: str | None) -> None:
     from broker.client import Client
 
     async with Client(broker, kind="cli") as client:
-        with Live(_view(await client.inspect("status")), auto_refresh=False) as live:
+        with Live(auto_refresh=False) as live:
             while True:
+                report = await client.inspect("status")
+                live.update(_view(report, live.console.width), refresh=True)
                 await asyncio.sleep(EVERY_S)
-                live.update(_view(await client.inspect("status")), refresh=True)
 
 
-def _view(report: dict[str, Any]) -> Group:
+def _view(report: dict[str, Any], width: int) -> Group:
     from rich.console import Group
     from rich.markup import escape
     from rich.text import Text
@@ -82,25 +84,28 @@ def _view(report: dict[str, Any]) -> Group:
     if hosts["others"]:
         servers = len({address for addresses in hosts["book"].values() for address in addresses})
         end.append(f"hosts: {len(hosts['others']) + 1}, with {servers} addresses of data servers")
-    tables = [_stages(report), *_scaling(report), _workers(report)]
+    tables = [_stages(report, width), *_scaling(report), _workers(report, width)]
     return Group(Text.from_markup(head), *tables, *(Text.from_markup(line) for line in end))
 
 
-def _stages(report: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="Stages", title_justify="left")
-    table.add_column("stage", no_wrap=True)
-    table.add_column("engine")
-    for name in ("queued", "running", "workers", "starting", "done", "attempts", "failed", "deaths"):
-        table.add_column(name, justify="right")
-    for pipeline, one in report["pipelines"].items():
-        for name, stage in one["stages"].items():
-            tasks = stage["tasks"]
-            numbers = [stage["queued"], stage["running"], len(stage["workers"]), stage["starting"]]
-            numbers += [tasks[key] for key in ("done", "attempts", "failed", "deaths")]
-            table.add_row(f"{pipeline}/{name}", stage["engine"], *map(str, numbers))
-    return table
+def _stages(report: dict[str, Any], width: int) -> Table:
+    heads = ["stage", "engine", "queued", "running", "workers", "starting"]
+    counts = ["done", "attempts", "failed", "deaths"]
+    rows = [
+        [
+            f"{pipeline}/{name}",
+            stage["engine"],
+            stage["queued"],
+            stage["running"],
+            len(stage["workers"]),
+            stage["starting"],
+            *(stage["tasks"][count] for count in counts),
+        ]
+        for pipeline, one in report["pipelines"].items()
+        for name, stage in one["stages"].items()
+    ]
+    spare = ("engine", "starting", "attempts", "deaths", "done")
+    return table("Stages", [*heads, *counts], rows, width=width, spare=spare)
 
 
 def _scaling(report: dict[str, Any]) -> list[Table]:
@@ -108,11 +113,11 @@ def _scaling(report: dict[str, Any]) -> list[Table]:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="Scaling", title_justify="left")
-    table.add_column("stage", no_wrap=True)
+    made = Table(title="Scaling", title_justify="left", box=None, pad_edge=False)
+    made.add_column("stage", overflow="fold")
     for name in ("min", "max", "wanted", "present", "queued", "since"):
-        table.add_column(name, justify="right")
-    table.add_column("why")
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("why")
     for pipeline, one in report["pipelines"].items():
         for name, stage in one["stages"].items():
             told = stage["replicas"]
@@ -120,27 +125,26 @@ def _scaling(report: dict[str, Any]) -> list[Table]:
                 continue
             numbers = [told["min"], told["max"], told["wanted"], told["present"], stage["queued"]]
             why = f"{told['why']}; [red]{escape(told['trouble'])}[/]" if told["trouble"] else told["why"]
-            table.add_row(f"{pipeline}/{name}", *map(str, numbers), uptime(told["since_s"]), why)
-    return [table] if table.rows else []
+            made.add_row(f"{pipeline}/{name}", *map(str, numbers), uptime(told["since_s"]), why)
+    return [made] if made.rows else []
 
 
-def _workers(report: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table("worker", "pid", "device", "state", "running", "up", title="Workers", title_justify="left")
-    for pipeline, one in report["pipelines"].items():
-        for name, stage in one["stages"].items():
-            for worker in stage["workers"]:
-                state = "draining" if worker["draining"] else "busy" if worker["running"] else "idle"
-                table.add_row(
-                    f"{pipeline}/{name}",
-                    f"{worker['pid']}",
-                    worker["device"],
-                    state,
-                    f"{worker['running']}",
-                    uptime(worker["up_s"]),
-                )
-    return table
+def _workers(report: dict[str, Any], width: int) -> Table:
+    rows = [
+        [
+            f"{pipeline}/{name}",
+            worker["pid"],
+            worker["device"],
+            "draining" if worker["draining"] else "busy" if worker["running"] else "idle",
+            worker["running"],
+            uptime(worker["up_s"]),
+        ]
+        for pipeline, one in report["pipelines"].items()
+        for name, stage in one["stages"].items()
+        for worker in stage["workers"]
+    ]
+    heads = ["worker", "pid", "device", "state", "running", "up"]
+    return table("Workers", heads, rows, width=width, spare=("running", "up"))
 
 
 def uptime(seconds: float) -> str:

@@ -168,5 +168,16 @@ def test_a_bad_log_level_is_refused(house: Houses) -> None:
 
 
 def test_a_taken_port_is_named(house: Houses, echo: House) -> None:
-    home = house("--pipeline", "echo", "--port", str(echo.port), "--no-workers", ready=False)
-    home.until(lambda: f"can't listen on 127.0.0.1:{echo.port}" in home.log)
+    refused = house().command("start", "--pipeline", "echo", "--port", str(echo.port))
+    assert refused.returncode == 2
+    says = f"can't listen on 127.0.0.1:{echo.port}: Address already in use; choose another with --port"
+    assert refused.stderr == f"omni-broker: {says}\n"
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_a_host_that_is_not_this_machine_is_named(house: Houses, host: str) -> None:
+    refused = house().command("start", "--pipeline", "echo", "--host", host, "--api-key", "k")
+    assert refused.returncode == 2
+    assert f"can't listen on {host}:8000: " in refused.stderr
+    assert "choose another with --host" in refused.stderr
+    assert refused.stderr.count("\n") == 1
