@@ -12,6 +12,7 @@ from pathlib import Path
 
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from broker.address import AddressError
 from broker.gateway.app import make_app
@@ -25,6 +26,22 @@ from broker.gateway.settings import Settings, add_options
 log = logging.getLogger("gateway")
 
 LEAVE_S = 3.0  #: how long open requests may go on after SIGTERM
+
+
+class NoHttp(logging.Filter):
+    """Makes one line of what aiohttp says of bytes that are no HTTP request.
+
+    It would show a traceback and the bytes. Anybody may send those, as many as they like, and a key may be in
+    them.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See the class. Lets everything through."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            record.msg = "what %s sent is no HTTP request"
+            record.exc_info = None
+        return True
 
 
 async def serve(host: str, port: int, address: str | None, data_host: str | None, settings: Settings) -> int:
@@ -78,6 +95,7 @@ def main() -> None:
     add_options(parser)
     arguments = vars(parser.parse_args())
     logging.basicConfig(level=arguments.pop("log_level").upper(), format="%(message)s")
+    logging.getLogger("aiohttp.server").addFilter(NoHttp())
     host, port, address, data = (arguments.pop(n) for n in ("host", "port", "address", "data_host"))
     try:
         settings = Settings(**arguments)

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from broker.gateway.chat import Chat
 from broker.gateway.context import Context
-from broker.gateway.guard import make_guard
+from broker.gateway.guard import later, make_guard
 from broker.gateway.health import Health
 from broker.gateway.images import Images
 from broker.gateway.requests import Requests
@@ -22,33 +22,35 @@ def make_app(context: Context) -> web.Application:
     )
     health, requests = Health(context), Requests(context)
     images, videos = Images(context), Videos(context, requests)
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", Chat(context).handle),
-            web.post("/v1/audio/speech", SpeechEndpoint(context).handle),
-            web.post("/v1/audio/transcriptions", Transcriptions(context).handle),
-            web.post("/v1/images/generations", images.generate),
-            web.post("/v1/images/edits", images.edit),
-            web.post("/v1/videos", videos.create),
-            web.get("/v1/videos", videos.listing),
-            web.get("/v1/videos/{id}", videos.retrieve),
-            web.get("/v1/videos/{id}/content", videos.content),
-            web.delete("/v1/videos/{id}", videos.delete),
-            web.get("/v1/requests/{id}", requests.status),
-            web.delete("/v1/requests/{id}", requests.cancel),
-            web.get("/v1/requests/{id}/stream", requests.stream),
-            web.get("/v1/requests/{id}/result", requests.result),
-            web.get("/v1/models", health.models),
-            web.get("/v1/models/{id}", health.model),
-            web.get("/health", health.health),
-            web.get("/ready", health.ready),
-            web.get("/metrics", health.metrics),
-            web.get("/status", health.status),
-        ]
-    )
+    routes = [
+        web.post("/v1/chat/completions", Chat(context).handle),
+        web.post("/v1/audio/speech", SpeechEndpoint(context).handle),
+        web.post("/v1/audio/transcriptions", Transcriptions(context).handle),
+        web.post("/v1/images/generations", images.generate),
+        web.post("/v1/images/edits", images.edit),
+        web.post("/v1/videos", videos.create),
+        web.get("/v1/videos", videos.listing),
+        web.get("/v1/videos/{id}", videos.retrieve),
+        web.get("/v1/videos/{id}/content", videos.content),
+        web.delete("/v1/videos/{id}", videos.delete),
+        web.get("/v1/requests/{id}", requests.status),
+        web.delete("/v1/requests/{id}", requests.cancel),
+        web.get("/v1/requests/{id}/stream", requests.stream),
+        web.get("/v1/requests/{id}/result", requests.result),
+        web.get("/v1/models", health.models),
+        web.get("/v1/models/{id}", health.model),
+        web.get("/health", health.health),
+        web.get("/ready", health.ready),
+        web.get("/metrics", health.metrics),
+        web.get("/status", health.status),
+    ]
+    for route in routes:
+        route.kwargs["expect_handler"] = later
+    app.add_routes(routes)
     app.on_response_prepare.append(_stamp)
     return app
 
 
 async def _stamp(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["x-request-id"] = request["id"]
+    if "id" in request:  # what no handler has seen has none
+        response.headers["x-request-id"] = request["id"]

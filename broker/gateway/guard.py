@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Handler, Middleware
 
 from broker.gateway.context import Context
@@ -34,6 +34,7 @@ def make_guard(context: Context) -> Middleware:
         status = "disconnected"
         try:
             with doors.enter(request):
+                await _let_come(request)
                 response = await handler(request)
             status = str(response.status)
         except ConnectionError:
@@ -71,7 +72,8 @@ class Doors:
     def enter(self, request: web.Request) -> Iterator[None]:
         """Around a request's handling.
 
-        Raises ApiError: 401 without a key, 415 for a compressed body, 429 or 503 without room.
+        Raises ApiError: 401 without a key, 413 for a body that says it is too large, 415 for a compressed
+        one, 429 or 503 without room.
         """
         if request.path in PROBES:
             yield
@@ -79,6 +81,8 @@ class Doors:
         request["tenant"] = self._context.keys.tenant(request.headers)
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise ApiError("compressed bodies are not taken: send it as it is", status=415, code="compressed")
+        if (request.content_length or 0) > request.client_max_size:
+            raise _too_large(request.client_max_size)
         most = self._context.settings.max_open
         if self._inside >= most:
             raise ApiError(
@@ -98,7 +102,7 @@ class Doors:
 
 def _failure(error: Exception, request: web.Request) -> ApiError:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return ApiError("the body is too large", status=413, code="too_large")
+        return _too_large(request.client_max_size)
     if isinstance(error, web.HTTPMethodNotAllowed):
         allow = ", ".join(sorted(error.allowed_methods))
         return ApiError(
@@ -112,6 +116,25 @@ def _failure(error: Exception, request: web.Request) -> ApiError:
     if isinstance(error, web.HTTPException):
         return ApiError(error.reason, status=error.status, code=error.reason.lower().replace(" ", "_"))
     return from_exception(error)
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(f"the body is larger than the {most} bytes allowed", status=413, code="too_large")
+
+
+async def later(request: web.Request) -> None:
+    """What aiohttp does when a caller asks whether its body is wanted: nothing, the guard answers."""
+
+
+async def _let_come(request: web.Request) -> None:
+    """Tells a caller that asks (``Expect: 100-continue``) to send its body. Raises ApiError (417)."""
+    expected = request.headers.get("Expect")
+    if expected is None or request.version < HttpVersion11:
+        return
+    if expected.lower() != "100-continue":
+        raise ApiError("Expect: only 100-continue", status=417, code="expectation_failed")
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # it is no part of the answer
 
 
 def _near(request: web.Request) -> str:

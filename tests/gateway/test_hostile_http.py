@@ -105,11 +105,51 @@ async def test_bytes_that_are_no_http(stack: Stack, http: aiohttp.ClientSession)
     await works(http)
 
 
+async def test_bytes_that_are_no_http_are_one_line_in_the_log_without_them(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    log = stack.folder / "gateway.log"
+    before = len(log.read_text())
+    await raw(stack, b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization\0: Bearer sk-secret\r\n\r\n")
+    said = log.read_text()[before:]
+    assert said == "what 127.0.0.1 sent is no HTTP request\n"
+
+
 async def test_a_header_of_a_megabyte_is_refused(stack: Stack, http: aiohttp.ClientSession) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Request-Id: " + b"i" * (1 << 20)
     answer = await raw(stack, head + b"\r\n\r\n")
     assert answer == b"" or b" 400 " in answer.split(b"\r\n")[0]
     await works(http)
+
+
+async def test_what_a_caller_expects_besides_100_continue_is_refused(
+    stack: Stack, http: aiohttp.ClientSession
+) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 2\r\n"
+    answer = await raw(stack, head + b"Expect: wonders\r\n\r\n{}")
+    assert answer.startswith(b"HTTP/1.1 417 ")
+    assert b'"expectation_failed"' in answer
+    answer = await raw(stack, head.replace(b"/v1", b"/no") + b"Expect: wonders\r\n\r\n{}")
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert "Traceback" not in (stack.folder / "gateway.log").read_text()
+
+
+async def test_a_body_that_is_too_large_is_not_asked_for(stack: Stack, http: aiohttp.ClientSession) -> None:
+    """Who asks first is told before it has sent anything; who may send is told so once."""
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {}\r\n\r\n"
+    )
+    for size, says in ((3 << 20, b"HTTP/1.1 413 "), (2, b"HTTP/1.1 100 Continue\r\n\r\n")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+        try:
+            writer.write(head.format(size).encode())
+            async with asyncio.timeout(10):
+                assert (await reader.readexactly(len(says))) == says
+                if size == 2:
+                    writer.write(b"{}")
+                    assert b" 400 " in await reader.readline()
+        finally:
+            writer.close()
 
 
 async def test_equal_request_ids_of_callers_do_not_meet(http: aiohttp.ClientSession) -> None:
