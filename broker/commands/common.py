@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 import typer
 
@@ -19,6 +20,27 @@ MAX_NUMBER = 2**31 - 1  #: of tokens and steps, likewise
 def say(text: str) -> None:
     """A line for people, on standard error."""
     typer.echo(f"omni-broker: {text}", err=True)
+
+
+class Enduring:
+    """Standard error of what must outlive it: its reader may go, or its disk be full. Lines are lost then."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """See io.TextIOBase."""
+        with suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """See io.TextIOBase."""
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def choose(served: Sequence[str], wanted: str, what: str = "pipeline") -> str:

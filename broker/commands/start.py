@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from broker.commands import doors
 from broker.commands.bounds import with_gateway_settings
-from broker.commands.common import USAGE, say
+from broker.commands.common import USAGE, Enduring, say
 from broker.commands.doors import API_KEY_VARIABLE
 from broker.commands.stores import STORES
 
@@ -193,6 +194,7 @@ def start(  # noqa: PLR0917 - the options of a command line
 
     if stop_with_stdin:
         leave_with_stdin()
+    sys.stderr = Enduring(sys.stderr)
     try:
         doors.use_keys(keys)
         doors.check_listen(listen)

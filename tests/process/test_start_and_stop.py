@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.house import House, line, write
+from tests.house import House, line, module, write
 
 Houses = Callable[..., House]
 
@@ -124,6 +124,25 @@ def test_a_killed_broker_and_a_killed_gateway_are_started_again(echo: House) -> 
         echo.until(replaced)
         echo.until(echo.is_ready)
     assert echo.command("ask", "still there").stdout == "still there\n"
+
+
+def test_a_log_that_nobody_takes_ends_nothing(house: Houses, tmp_path: Path) -> None:
+    """`omni-broker start 2>&1 | head`, or a full disk below the log: what dies is still started again."""
+    home = house()
+    command = module(
+        "broker.cli", "start", "--port", str(home.port), "--pipeline", write(tmp_path, line("a"))
+    )
+    with Path("/dev/full").open("wb") as full:
+        home.process = subprocess.Popen(command, stderr=full, env=home.env)
+    home.until(home.is_ready)
+    before = home.process_of("broker.gateway")
+    os.kill(before, signal.SIGKILL)
+    home.until(
+        lambda: [p for p, c in home.processes().items() if "broker.gateway" in c.split() and p != before]
+    )
+    home.until(home.is_ready)
+    assert home.command("stop").returncode == 0
+    assert home.process.wait(20) == 0
 
 
 def test_a_host_that_others_reach_gets_a_warning(house: Houses, tmp_path: Path) -> None:
