@@ -113,7 +113,8 @@ def _lacks(transport: str) -> str:
     if transport == "mooncake":  # another process looks: the library starts threads when it is loaded
         code = "from adapters.mooncake_client import library; library()"
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        return found.stderr.strip().rpartition("\n")[2] if found.returncode else ""
+        error = found.stderr.strip().rpartition("\n")[2]
+        return error.partition(": ")[2] if found.returncode else ""  # without the exception's name
     return ""
 
 
