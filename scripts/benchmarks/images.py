@@ -87,9 +87,15 @@ class Round(NamedTuple):
 
 async def measure(options: argparse.Namespace, report: Report) -> dict[str, Any]:
     """All of it."""
-    settings = [f"{name}.max_num_seqs={options.requests}" for name in ("thinker", DENOISER, "vae")]
-    settings += [f"{name}.devices={options.device}" for name in ("thinker", DENOISER, "vae")]
-    options.stage = [*settings, f"{DENOISER}.max_batch_size={2 * options.requests}", *options.stage]
+    settings = [f"{name}.devices={options.device}" for name in ("thinker", DENOISER, "vae")]
+    if options.device != "cpu":  # all requests in one pass
+        rows, seqs = 2 * options.requests, options.requests
+        settings += [
+            f"{DENOISER}.replicas=1",
+            f"{DENOISER}.max_num_seqs={seqs}",
+            f"{DENOISER}.max_batch_size={rows}",
+        ]
+    options.stage = [*settings, *options.stage]
     graph = load(options.pipeline, options.stage)
     baseline = Baseline(graph, options)
     prompts = evaluation(options.requests)

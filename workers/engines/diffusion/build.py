@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def build(stage: Stage, device: str) -> tuple[Denoiser, Passes]:
     """Loads. Raises MissingLibrary, ModelError, ValueError, or what the family raises."""
     options = options_of(stage, DiffusionOptions)
-    # Nearly all that a picture costs is computed here, so on a CPU with all cores; two ranks share them.
-    alone = options.cfg != "parallel"
-    load_diffusers(stage, stage.resources.threads or (len(os.sched_getaffinity(0)) if alone else 0))
+    # Nearly all that a picture costs is computed here, so on a CPU all cores do; workers, ranks share them.
+    cores = max(1, len(os.sched_getaffinity(0)) // max(1, stage.resources.most))
+    load_diffusers(stage, stage.resources.threads or (cores if options.cfg != "parallel" else 0))
     denoiser: Denoiser = find_class(options.family)(stage.model or "", options, device)
     return denoiser, Passes(
         denoiser,
