@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from broker.gateway import schemas
 from broker.gateway.errors import ApiError
 from broker.gateway.schemas import Number, Seed, Timeout, Unwanted
 
@@ -37,6 +38,10 @@ class Drawing(msgspec.Struct, kw_only=True):
     background: Any = None
     moderation: Any = None
     input_fidelity: Any = None
+    extra_body: Any = None
+    width: Any = None
+    height: Any = None
+    num_images_per_prompt: Any = None
 
 
 #: Field -> values that ask for nothing, see :data:`broker.gateway.schemas.NEUTRAL`.
@@ -46,6 +51,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": ("auto", "opaque"),
     "moderation": ("auto", "low"),
     "input_fidelity": ("low",),
+    "extra_body": ({},),
+    "width": (),
+    "height": (),
+    "num_images_per_prompt": (1,),
 }
 
 
@@ -87,7 +96,4 @@ def refuse_unsupported(body: Drawing) -> None:
     """Raises ApiError for a prompt without words, and for a field that asks for what no pipeline can do."""
     if not body.prompt.strip():
         raise ApiError("prompt must hold some text", "prompt", code="invalid_value")
-    for field, neutral in NEUTRAL.items():
-        value = getattr(body, field)
-        if value is not None and value not in neutral:
-            raise ApiError(f"{field} is not supported", field, code="unsupported_parameter")
+    schemas.refuse_unsupported(body, NEUTRAL)

@@ -1,11 +1,13 @@
 """Request bodies. Decoding them is the validation of types and ranges; unknown fields are ignored.
 
-Fields of the OpenAI API that no pipeline here can honour are listed in :data:`NEUTRAL` with the values that
-ask for nothing; any other value is refused, since a parameter that silently does nothing is worse.
+Fields of the OpenAI API, and of vLLM's and diffusers', that no pipeline here can honour are listed in
+:data:`NEUTRAL` with the values that ask for nothing; any other value is refused, since a parameter that
+silently does nothing is worse.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -155,6 +157,24 @@ class ChatRequest(Sampling, kw_only=True):
     frequency_penalty: Any = None
     prediction: Any = None
     web_search_options: Any = None
+    extra_body: Any = None
+    width: Any = None
+    height: Any = None
+    min_p: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    length_penalty: Any = None
+    stop_token_ids: Any = None
+    bad_words: Any = None
+    prompt_logprobs: Any = None
+    prompt_embeds: Any = None
+    audio_embeds: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    final_stage_id: Any = None
 
 
 #: Field -> values that ask for nothing. JSON's null is always one of them.
@@ -171,15 +191,43 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "prediction": (),
     "web_search_options": (),
+    "extra_body": ({},),
+    "width": (),
+    "height": (),
+    "min_p": (0,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "prompt_logprobs": (),
+    "prompt_embeds": (),
+    "audio_embeds": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "final_stage_id": (),
+}
+
+#: What to do instead.
+CURES = {
+    "extra_body": "its fields belong beside it, at the top",
+    "width": 'say "size": "WIDTHxHEIGHT"',
+    "height": 'say "size": "WIDTHxHEIGHT"',
+    "num_images_per_prompt": "say n",
+    "final_stage_id": "say which outputs are wanted with modalities",
 }
 
 
-def refuse_unsupported(body: ChatRequest) -> None:
+def refuse_unsupported(body: msgspec.Struct, neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL) -> None:
     """Raises ApiError for a field that asks for something no pipeline can do."""
-    for field, neutral in NEUTRAL.items():
+    for field, values in neutral.items():
         value = getattr(body, field)
-        if value is not None and value not in neutral:
-            raise ApiError(f"{field} is not supported", field, code="unsupported_parameter")
+        if value is not None and value not in values:
+            cure = f": {CURES[field]}" if field in CURES else ""
+            raise ApiError(f"{field} is not supported{cure}", field, code="unsupported_parameter")
 
 
 # --- speech and transcription
@@ -200,6 +248,7 @@ class SpeechRequest(msgspec.Struct, kw_only=True):
     sampling_params_list: list[dict[str, Any] | None] | None = None
     timeout_s: Timeout | None = None
     store: bool | None = None
+    extra_body: Any = None
 
 
 class TranscriptionForm(msgspec.Struct, kw_only=True):

@@ -7,7 +7,7 @@ import time
 import msgspec
 from aiohttp import web
 
-from broker.gateway import params
+from broker.gateway import params, schemas
 from broker.gateway.answering import answer
 from broker.gateway.context import Call, Context, parsed
 from broker.gateway.errors import ApiError
@@ -52,6 +52,7 @@ def _call(body: SpeechRequest, model: Model) -> Call:
         raise ApiError(
             f"{model.name}'s voice follows no instructions", "instructions", code="unsupported_parameter"
         )
+    schemas.refuse_unsupported(body, {"extra_body": ({},)})
     if body.stream_format == "sse" and body.stream is False:
         raise ApiError("stream: false contradicts stream_format: sse", "stream")
     stage_params = params.from_list(model, body.sampling_params_list)

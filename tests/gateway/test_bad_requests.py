@@ -87,6 +87,13 @@ CHAT_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True}, "logprobs"),
     ({"presence_penalty": 1}, "presence_penalty"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"extra_body": {"seed": 1}}, "extra_body"),
+    ({"min_p": 0.1}, "min_p"),
+    ({"stop_token_ids": [5]}, "stop_token_ids"),
+    ({"guided_json": {}}, "guided_json"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ({"final_stage_id": 99}, "final_stage_id"),
+    ({"width": 512}, "width"),
 ]
 
 SPEECH_ROWS: list[tuple[dict[str, Any], str]] = [
@@ -112,6 +119,7 @@ SPEECH_ROWS: list[tuple[dict[str, Any], str]] = [
     ({"speed": 0.2}, "speed"),
     ({"speed": 4.1}, "speed"),
     ({"speed": "fast"}, "speed"),
+    ({"extra_body": {"speed": 2}}, "extra_body"),
 ]
 
 
@@ -187,6 +195,8 @@ async def test_fields_that_ask_for_nothing_are_accepted(http: aiohttp.ClientSess
         "presence_penalty": 0.0,
         "response_format": {"type": "text"},
         "tools": [],
+        "min_p": 0.0,
+        "extra_body": {},
         "user": "somebody",
         "store": False,
         "unheard_of": {"a": [1]},

@@ -74,6 +74,10 @@ ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"sampling_params_list": [None, {"width": 66}, None]}, f"{LIST}.width", "64"),
     ({"sampling_params_list": [None, {"width": 64, "height": 64}, None]}, f"{LIST}.width", "2048"),
     ({"sampling_params_list": [None, {"guidance_scale": "x"}, None]}, f"{LIST}.guidance_scale", "float"),
+    ({"width": 32}, "width", "WIDTHxHEIGHT"),
+    ({"height": 32}, "height", "WIDTHxHEIGHT"),
+    ({"num_images_per_prompt": 2}, "num_images_per_prompt", "say n"),
+    ({"extra_body": {"seed": 5}}, "extra_body", "at the top"),
     ({"model": "echo"}, "model", "no images endpoint"),
 ]
 
