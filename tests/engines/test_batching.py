@@ -215,6 +215,27 @@ async def test_batches_in_two_lanes_do_not_wait_for_each_other() -> None:
         assert await asyncio.gather(*(engine.submit(n) for n in range(6))) == [0, 2, 4, 6, 8, 10]
 
 
+@pytest.mark.parametrize(("items", "sizes"), [(2, [1, 1]), (5, [2, 3]), (8, [4, 4]), (11, [3, 4, 4])])
+async def test_free_lanes_share_what_waits_instead_of_one_taking_all(items: int, sizes: list[int]) -> None:
+    class Meeting(BatchingEngine[int, int]):
+        lanes = 2
+
+        def forward(self, items: Sequence[int]) -> list[int | Exception]:
+            taken.append(len(items))
+            if len(taken) <= self.lanes:
+                met.wait(30)  # it would break, if one lane had all
+            return list(items)
+
+        async def run(self, job: Job) -> AsyncIterator[Payload]:
+            yield {}
+
+    taken: list[int] = []
+    met = threading.Barrier(2)
+    async with started(Meeting(stage("tests:Meeting", batch={"max_batch_size": 4}), device="cpu")) as engine:
+        await asyncio.gather(*(engine.submit(n) for n in range(items)))
+    assert sorted(taken) == sizes
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 async def test_every_answer_is_its_own_in_ten_thousand_requests(lanes: int) -> None:
     class Echo(BatchingEngine[bytes, int]):
