@@ -65,7 +65,8 @@ class ArOptions(Options, frozen=True):
     max_model_len: Annotated[int, Meta(ge=16)] | None = None  #: rows of prompt and answer; None: the model's
     max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 2048  #: rows of a step; long prompts take several
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0  #: size of the key-value memory, allocated once
-    #: Memory besides, for the beginnings that prompts have in common; 0: each prompt is read from its start
+    #: Memory besides, for the beginnings that prompts have in common (hidden states that are handed on lie in
+    #: the host's, as many rows); 0: each prompt is read from its start
     prefix_cache_gib: Annotated[float, Meta(ge=0)] = 0.25
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 32  #: rows of one block of these
     enforce_eager: bool = False  #: on a GPU: no graph capture of steps that read no prompt
