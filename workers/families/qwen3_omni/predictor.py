@@ -34,13 +34,12 @@ class Predictor:
         """All codes of frames: [B, hidden] and the first codes' embeddings [B, hidden] -> int [B, q - 1]."""
         memory = _Memory(self._model.config, len(last), self._books + 1, last)
         turns = self._turns(last)
-        self._row(last, 0, turns, memory)
-        row, made = first, []
+        rows, made = torch.stack([last, first], 1), []
         for book in range(self._books):
-            hidden = self._row(row, book + 1, turns, memory)
+            hidden = self._last(rows, turns, memory)
             code = draws.pick(self._heads[book](hidden), book + 1, top_k=_TOP_K, top_p=_TOP_P)
             made.append(code)
-            row = self.embeddings[book](code)
+            rows = self.embeddings[book](code)[:, None]
         return torch.stack(made, 1)
 
     def _turns(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,14 +48,15 @@ class Predictor:
         cosines, sines = self._model.rotary_emb(like, places)
         return cosines, sines
 
-    def _row(self, row: torch.Tensor, place: int, turns: Any, memory: _Memory) -> torch.Tensor:
-        """One row of each frame through the layers: [B, hidden] -> [B, hidden]."""
-        memory.place = place
-        here = tuple(turn[:, place : place + 1] for turn in turns)
-        hidden = row[:, None]
+    def _last(self, rows: torch.Tensor, turns: Any, memory: _Memory) -> torch.Tensor:
+        """The next rows of each frame through the layers: [B, k, hidden] -> the last one's, [B, hidden]."""
+        end = memory.rows + rows.shape[1]
+        here = tuple(turn[:, memory.rows : end] for turn in turns)
+        hidden = rows
         for layer in self._model.layers:
             hidden = layer(hidden, attention_mask=None, past_key_values=memory, position_embeddings=here)
-        normed: torch.Tensor = self._model.norm(hidden)[:, 0]
+        memory.rows = end
+        normed: torch.Tensor = self._model.norm(hidden[:, -1])
         return normed
 
 
@@ -66,13 +66,13 @@ class _Memory:
     def __init__(self, config: Any, batch: int, rows: int, like: torch.Tensor) -> None:
         shape = (config.num_hidden_layers, 2, batch, config.num_key_value_heads, rows, config.head_dim)
         self._kept = like.new_empty(shape)
-        self.place = 0  #: of the row that comes now
+        self.rows = 0  #: that all layers have taken
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *others: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Takes one row [batch, heads, 1, head_dim]; returns all rows so far."""
-        kept = self._kept[layer]
-        kept[0, :, :, self.place] = keys[:, :, 0]
-        kept[1, :, :, self.place] = values[:, :, 0]
-        return kept[0, :, :, : self.place + 1], kept[1, :, :, : self.place + 1]
+        """Takes further rows [batch, heads, k, head_dim]; returns all rows so far."""
+        kept, end = self._kept[layer], self.rows + keys.shape[2]
+        kept[0, :, :, self.rows : end] = keys
+        kept[1, :, :, self.rows : end] = values
+        return kept[0, :, :, :end], kept[1, :, :, :end]
