@@ -96,11 +96,11 @@ def pull_models() -> None:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[tuple[str, Path]]:
-    """A server on a free port, with a run folder of its own; gives its address and its log. Stopped after."""
+def server(folder: Path, pipeline: str = PIPELINE) -> Iterator[tuple[str, Path]]:
+    """A server on a free port, with folders of its own; gives its address and its log. Stopped after."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-P", "-m", "broker.cli", "start", "--pipeline", PIPELINE, "--port", str(port)]
+    command = [sys.executable, "-P", "-m", "broker.cli", "start", "--pipeline", pipeline, "--port", str(port)]
     log = folder / "server.log"
     with log.open("wb") as output:
         # It stops when its standard input ends: even if this process is killed, nothing is left running.
@@ -109,7 +109,12 @@ def server(folder: Path) -> Iterator[tuple[str, Path]]:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OMNI_RUN_DIR": str(folder / "run")},
+            env={
+                **os.environ,
+                "OMNI_RUN_DIR": str(folder / "run"),
+                "OMNI_STATE_DIR": str(folder / "state"),
+            },
+            start_new_session=True,  # Ctrl-C is for us
         )
     try:
         yield f"http://127.0.0.1:{port}", log
@@ -117,7 +122,7 @@ def server(folder: Path) -> Iterator[tuple[str, Path]]:
         tell(f"--- the end of the server's log\n{tail(log)}")
         raise
     finally:
-        process.terminate()
+        # It closes its input, which stops it. A signal besides would be the second, and wait for nothing.
         process.communicate(timeout=120)
 
 
