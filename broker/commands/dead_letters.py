@@ -44,7 +44,10 @@ def list_(broker: Broker = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("name", "pipeline", "stage", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name", no_wrap=True)  # it is what the others want
+    table.add_column("pipeline")
+    table.add_column("stage")
     table.add_column("attempts", justify="right")
     table.add_column("MiB", justify="right")
     table.add_column("failed")

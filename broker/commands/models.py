@@ -19,7 +19,10 @@ def list_() -> None:
 
     from pipelines.models import cache_dir, list_models
 
-    table = Table("model", "what", "licence", "size", "cached", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", no_wrap=True)  # it is what `pull` wants
+    for head in ("what", "licence", "size", "cached"):
+        table.add_column(head)
     for info in list_models():
         megabytes = info.bytes / 1e6 if info.cached else info.model.megabytes
         model = info.model

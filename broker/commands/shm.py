@@ -39,7 +39,8 @@ def list_() -> None:
 
     found = sorted(segments(), key=lambda item: (item.run, item.name))
     if found:
-        table = Table("segment", box=None, pad_edge=False)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("segment", overflow="fold")
         table.add_column("MiB", justify="right")
         table.add_column("owner")
         table.add_column("run")
