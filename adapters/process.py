@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import threading
+from asyncio.subprocess import Process
 from collections.abc import Callable
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must not import anything
@@ -51,6 +53,17 @@ def leave_with_stdin() -> None:
 def python(module: str, *arguments: str) -> list[str]:
     """The command line that runs a module of ours; ``-P``: never from the current folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def send_signal(process: Process, number: signal.Signals) -> None:
+    """Sends a signal to a child, unless it is gone already.
+
+    Not by the process's own method, which first looks whether it has died, and so may take its exit code away
+    from asyncio: of one that is just dying, "exit code 255" would be told then.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def describe_exit(code: int) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
 
-from adapters.process import describe_exit, dies_with_parent, end_group
+from adapters.process import describe_exit, dies_with_parent, end_group, send_signal
 
 LONGEST_PAUSE_S = 2.0  #: between two starts of a process that keeps dying
 SETTLED_S = 10.0  #: a process that lived so long is started again at once
@@ -60,7 +61,7 @@ class Child:
             *self._command, stdin=DEVNULL, stderr=PIPE, preexec_fn=dies_with_parent(new_group=True)
         )
         if self._stopping:  # stop() came while it was being made
-            process.terminate()
+            send_signal(process, signal.SIGTERM)
         assert process.stderr is not None
         async for line in process.stderr:
             self._say(line.decode(errors="replace").rstrip())
@@ -73,7 +74,7 @@ class Child:
         self._stopping = True
         process = self._process
         if process is not None and process.returncode is None:
-            process.terminate()
+            send_signal(process, signal.SIGTERM)
         if self._task is None:
             return
         if self._process is None or (process is not None and process.returncode is not None):

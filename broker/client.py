@@ -18,9 +18,9 @@ from typing import Any, Literal, Self
 import msgspec
 
 from adapters.chunk import Chunk, Payload
-from adapters.handle import AdapterError, BlockId, Unreachable, blocks_of
+from adapters.handle import AdapterError, BlockId, blocks_of
 from broker.address import AddressError, cure, endpoints
-from broker.lending import Lending
+from broker.lending import Lending, unread
 from broker.open_requests import OpenRequests
 from broker.protocol import (
     Abort,
@@ -270,18 +270,15 @@ class Client:
         """See :meth:`broker.lending.Lending.land`; raises BrokerError when the tensors are out of reach."""
         try:
             return await self._lending.land(chunk)
-        except Unreachable as error:
-            message = f"an output can't be read: {error}"
-            raise BrokerError(Error("unreachable", message, 503, retry_after_s=1.0)) from error
         except (AdapterError, AddressError) as error:
-            raise BrokerError(Error("bad_output", f"an output can't be read: {error}")) from error
+            raise BrokerError(unread(error)) from error
 
     def unpack(self, chunk: Chunk) -> Payload:
         """A chunk's payload; raises BrokerError when it can't be read."""
         try:
             return self._lending.unpack(chunk, self._connection.released)
         except AdapterError as error:
-            raise BrokerError(Error("bad_output", f"an output can't be read: {error}")) from error
+            raise BrokerError(unread(error)) from error
 
     def release(self, blocks: Iterable[BlockId]) -> None:
         """Nobody here looks at these any longer."""

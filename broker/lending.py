@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, Payload, pack_wait, unpack
-from adapters.handle import AdapterError, BlockId
+from adapters.handle import AdapterError, BadHandle, BlockId, Unreachable
 from adapters.store import Store, open_store
 from adapters.sweep import sweep
 from broker.abroad import Abroad
 from broker.address import AddressError
-from broker.protocol import VERSION, Connect, Connected, Hosts
+from broker.protocol import VERSION, Connect, Connected, Error, Hosts
 from broker.serving import Serving, store_here
 from pipelines.graph import Pipeline
 
@@ -170,3 +170,13 @@ def _take_back(chunk: Chunk, arena: SharedMemory) -> None:
         arena.free(handle.block)
         if handle.copy and arena.store is not None:
             arena.store.unlink(handle.copy)
+
+
+def unread(error: Exception) -> Error:
+    """What a caller is told of an output that can't be read. The same request made anew may well succeed."""
+    message = f"an output can't be read: {error}"
+    if isinstance(error, Unreachable):
+        return Error("unreachable", message, 503, retry_after_s=1.0)
+    if isinstance(error, BadHandle):
+        return Error("output_lost", message, 503, retry_after_s=1.0)
+    return Error("bad_output", message)

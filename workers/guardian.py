@@ -15,13 +15,12 @@ import threading
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from adapters.handle import AdapterError
 from adapters.mooncake_client import adapted
-from adapters.process import describe_exit, dies_with_parent, end_group, python
+from adapters.process import describe_exit, dies_with_parent, end_group, python, send_signal
 from adapters.segment import shm_dir
 from broker.address import cure, endpoints, state_dir
 from broker.protocol import (
@@ -70,16 +69,6 @@ class Engine:
         self.started = time.monotonic()
         self.cause = ""  #: why we killed it, if we did
         self.last_lines: deque[str] = deque(maxlen=3)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Sends a signal, unless the process is gone already.
-
-        Not by the process's own method, which first looks whether it has died, and so may take its exit code
-        away from asyncio: of an engine that is just dying, "exit code 255" would be told then.
-        """
-        if self.process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.process.pid, number)
 
 
 class Guardian:
@@ -313,7 +302,7 @@ class Guardian:
 
     async def _drain(self, engine: Engine) -> None:
         """Asks the engine to finish what it holds, and ends it when that takes too long."""
-        engine.signal(signal.SIGTERM)
+        send_signal(engine.process, signal.SIGTERM)
         exiting = asyncio.ensure_future(engine.process.wait())
         hurry = asyncio.ensure_future(self._leave_now.wait())
         await asyncio.wait((exiting, hurry), timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
@@ -324,7 +313,7 @@ class Guardian:
 
     def _kill(self, engine: Engine, cause: str) -> None:
         engine.cause = cause
-        engine.signal(signal.SIGKILL)
+        send_signal(engine.process, signal.SIGKILL)
 
     async def _read_log(self, engine: Engine) -> None:
         """Passes the engine's log on, under its name, and keeps the end for a report of its death."""

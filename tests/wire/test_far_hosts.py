@@ -173,6 +173,23 @@ async def test_what_a_host_says_is_gone_comes_from_its_copy_or_fails_as_lost(
         assert (await rig.client.letters("drop", "all")) is not None
 
 
+async def test_an_output_that_a_host_says_is_gone_is_lost_and_no_fault_of_the_stage(tmp_path: Path) -> None:
+    async with far_rig(tmp_path, line("a")) as rig:
+        a = await rig.add("there", "a", Counter(MADE, floats=FLOATS))
+        stream = await submit(rig)
+        assert (await anext(stream))[1]["n"] == 0
+        await eventually(lambda: not a.process.running, "all to be made")
+        await a.vanish()
+        rig.forget(a)
+        rig.hosts["there"].lose()
+        await rig.add("there", "a", Counter(1))
+        with pytest.raises(BrokerError) as caught:
+            async for _ in stream:
+                pass
+        assert (caught.value.error.type, caught.value.error.status) == ("output_lost", 503)
+        assert caught.value.error.retry_after_s
+
+
 async def test_a_task_that_waits_for_a_silent_host_stops_at_once_when_it_is_cancelled(tmp_path: Path) -> None:
     async with all_made(tmp_path, line("a", "b")) as (rig, a, doubler, stream):
         await a.vanish()

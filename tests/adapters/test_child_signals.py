@@ -1,4 +1,4 @@
-"""What a guardian says of its engine's end."""
+"""A child's end is told as it was."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import asyncio
 import signal
 from pathlib import Path
 
-from workers.guardian import Engine
+from adapters.process import send_signal
 
 TIMES = 30
 
 
-async def test_an_engine_that_is_killed_again_while_it_dies_is_told_to_have_been_killed() -> None:
+async def test_a_child_that_is_killed_again_while_it_dies_is_told_to_have_been_killed() -> None:
     """Whoever looks whether it lives must not take its exit code away from the one who waits for it."""
     codes = []
     for _ in range(TIMES):
         process = await asyncio.create_subprocess_exec("sleep", "60")
-        engine = Engine(process, b"w")
         while is_there(process.pid):
-            engine.signal(signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         codes.append(await process.wait())
     assert codes == [-signal.SIGKILL] * TIMES
 
