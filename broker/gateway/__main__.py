@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import importlib
 import logging
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -26,6 +27,8 @@ from broker.gateway.settings import Settings, add_options
 log = logging.getLogger("gateway")
 
 LEAVE_S = 3.0  #: how long open requests may go on after SIGTERM
+MOST_FILES = 65_536
+OWN_FILES = 256  #: besides callers' connections
 
 
 class NoHttp(logging.Filter):
@@ -42,6 +45,21 @@ class NoHttp(logging.Filter):
             record.msg = "what %s sent is no HTTP request"
             record.exc_info = None
         return True
+
+
+def allow_many_files(callers: int) -> None:
+    """Lets this process open as many files as it may: each caller is one, and shells begin with 1024.
+
+    Args:
+        callers: How many there shall be at most; says so if that can't be.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft > most:
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < callers + OWN_FILES:
+        log.warning("only %d files may be open (ulimit -Hn): --max-open %d can't be reached", most, callers)
 
 
 async def serve(host: str, port: int, address: str | None, data_host: str | None, settings: Settings) -> int:
@@ -101,6 +119,7 @@ def main() -> None:
         settings = Settings(**arguments)
     except ValueError as error:
         parser.error(str(error))
+    allow_many_files(settings.max_open)
     sys.exit(uvloop.run(serve(host, port, address, data, settings)))
 
 
