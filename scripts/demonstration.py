@@ -53,7 +53,7 @@ def main() -> int:
             if options.serve:
                 serve(url)
         tell("everything is stopped")
-    except (DemoError, ModelError, OpenAIError) as error:
+    except (DemoError, ModelError, OpenAIError, OSError) as error:
         tell(f"demo failed: {error}")
         return 1
     except KeyboardInterrupt:
@@ -77,6 +77,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.voice is not None and not options.voice.is_file():
         parser.error(f"{options.voice} is no file")
+    if not os.access(options.output.parent, os.W_OK):
+        parser.error(f"--output {options.output}: {options.output.parent} is no folder that can be written")
     return options
 
 
