@@ -175,8 +175,11 @@ class Client:
         Raises:
             BrokerError: The broker refuses; its ``error`` says why.
             AdapterError: A payload can't travel.
+            ValueError: The seed has more than 64 bits.
         """
         self._check_alive()
+        if seed is not None and not -(1 << 63) <= seed < 1 << 64:
+            raise ValueError(f"seed: {seed} has more than 64 bits")
         tag = next(self._tags)
         name = name or secrets.token_hex(12)
         if seed is None:  # here, so that a submission that has to be repeated asks for the same again

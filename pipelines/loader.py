@@ -74,6 +74,8 @@ def find(name: str | Path) -> Path:
         return shipped[str(name)]
     path = Path(name).expanduser()
     if path.is_dir():
+        if not (path / "pipeline.yaml").is_file():
+            raise PipelineError("there is no pipeline.yaml in this folder", file=str(name))
         path = path / "pipeline.yaml"
     if path.is_file():
         return path

@@ -56,7 +56,10 @@ def _resolved(model: str, pipeline: str, where: str) -> str:
         return f"{pipeline}-{TINY}"
     model = catalog.absolute(model, Path.cwd())
     try:
-        catalog.kind(model)
+        folder = Path(model).expanduser() if catalog.kind(model) == "folder" else None
     except ModelError as error:
         raise PipelineError(str(error), file=where) from None
+    if folder is not None and folder.is_dir() and not any(folder.iterdir()):
+        problem = "this folder is empty; a model's has its configuration and its weights"
+        raise PipelineError(problem, file=where)
     return model

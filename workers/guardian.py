@@ -126,7 +126,8 @@ class Guardian:
         beating = None
         telling = None if self._health is None else asyncio.ensure_future(self._tell(self._health))
         try:
-            await self._wait_for_welcome(patience_s)
+            if not await self._is_welcomed(patience_s):
+                return
             beating = asyncio.ensure_future(self._beat())
             threading.Thread(target=_tidy, daemon=True).start()
             await self._keep_alive()
@@ -151,12 +152,17 @@ class Guardian:
         names = VERSION, self.pipeline, self.stage, socket.gethostname()
         self._connection.post(Hello(*names, os.getpid(), self.device, *self._hosting.place()))
 
-    async def _wait_for_welcome(self, patience_s: float) -> None:
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._welcomed
-        except TimeoutError:
-            raise GuardianError(f"no broker answers at {self._endpoint}; {cure(self._endpoint)}") from None
+    async def _is_welcomed(self, patience_s: float) -> bool:
+        """Waits for the broker. False: told to stop before. Raises GuardianError."""
+        told = asyncio.ensure_future(self._stop.wait())
+        either: set[asyncio.Future[Any]] = {self._welcomed, told}
+        await asyncio.wait(either, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if self._welcomed.done():
+            self._welcomed.result()
+        elif not self._stop.is_set():
+            raise GuardianError(f"no broker answers at {self._endpoint}; {cure(self._endpoint)}")
+        return self._welcomed.done()
 
     # --- the broker
 

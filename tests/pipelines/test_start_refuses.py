@@ -15,6 +15,8 @@ CASES = {
     "pipeline": (["--pipeline", "voise"], "did you mean voice?"),
     "alias": (["--omni-stage-config", "no/such.yaml"], "no/such.yaml: no such file"),
     "model": (["--pipeline", "echo", "--model", "gpt2"], "no stage of echo has a model"),
+    "empty model": (["--model", "{empty}"], "this folder is empty"),
+    "empty folder": (["--pipeline", "{empty}"], "there is no pipeline.yaml in this folder"),
     "gpu": (["--stage", "thinker.devices=cuda:700"], "'cuda:700' is not on this machine"),
     "ranks": (
         ["--stage", "thinker.devices=[cpu]", "--stage", "thinker.tensor-parallel-size=4"],
@@ -32,6 +34,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_start_ends_with_one_line(tmp_path: Path, case: str) -> None:
     options, says = CASES[case]
+    (empty := tmp_path / "empty").mkdir()
+    options = [option.format(empty=empty) if "{" in option else option for option in options]
     command = [sys.executable, "-P", "-m", "broker.cli", "start", "--port", "0", *options]
     environment = {**os.environ, "OMNI_RUN_DIR": str(tmp_path / "run")}
     got = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30, env=environment)

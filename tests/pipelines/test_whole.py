@@ -43,6 +43,7 @@ def test_it_goes_to_every_stage_that_has_one(pair: str, tmp_path: Path) -> None:
     assert models(pair, "Qwen/Qwen2.5-Omni-3B") == [None, *["Qwen/Qwen2.5-Omni-3B"] * 2]
     assert models(pair, "pair=smollm2-135m-instruct") == [None, *["smollm2-135m-instruct"] * 2]
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
     assert models(pair, "./mine") == [None, *[str(tmp_path / "mine")] * 2]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from broker.client import BrokerError, Client
 from tests.house import House, line, module, write
+from tests.leftovers import until
 
 Houses = Callable[..., House]
 
@@ -75,6 +76,29 @@ async def test_a_second_signal_ends_a_single_worker_at_once(house: Houses, tmp_p
         assert time.monotonic() - began < 3.0
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_waits_for_a_broker_leaves_at_the_first_signal(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = module("workers.cli", "--stage", "a", "--patience", "600", "--broker", f"ipc://{tmp_path}")
+    worker = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: listens_for(worker.pid, signal.SIGTERM), "the worker to listen for signals", 60)
+        worker.send_signal(number)
+        _, said = worker.communicate(timeout=20)
+    finally:
+        worker.kill()
+    assert worker.returncode == 0
+    assert "Traceback" not in said
+
+
+def listens_for(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal (SigCgt in proc(5))."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (number - 1) & 1)
 
 
 def test_a_worker_refuses_a_bad_log_level_without_a_traceback() -> None:

@@ -95,6 +95,15 @@ def test_what_a_pipeline_cannot_do_is_a_value_error(omni: Omni) -> None:
         omni.transcribe(np.full(1600, np.nan))
 
 
+@pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1])
+def test_a_seed_that_no_message_holds_is_a_value_error_and_the_next_question_is_answered(
+    omni: Omni, seed: int
+) -> None:
+    with pytest.raises(ValueError, match="64 bits"):
+        omni.generate("Hi", seed=seed)
+    assert omni.generate("Hi", seed=(1 << 64) - 1).text
+
+
 def test_it_joins_the_broker_that_runs_here(echo: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNI_RUN_DIR", str(echo.run_dir))
     before = set(echo.processes())
@@ -142,6 +151,7 @@ def test_a_model_for_all_stages_that_have_one(tmp_path: Path, monkeypatch: pytes
     document = line("a", "b")
     document["stages"]["b"] = {"engine": "tests.process.steps_engine:StepsEngine", "model": "owner/name"}
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
     with Omni(write(tmp_path, document), model=str(tmp_path / "mine")) as omni:
         models = [stage.model for stage in omni.pipeline.stages.values()]
     assert models == [None, str(tmp_path / "mine")]
