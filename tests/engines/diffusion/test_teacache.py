@@ -26,7 +26,7 @@ async def test_threshold_zero_is_no_cache(checkpoint: Path) -> None:
     async with with_settings(checkpoint) as rig:
         expected = await together(rig)
     async with with_settings(checkpoint, *TEACACHE, "cache_threshold=0") as rig:
-        assert_equal(await together(rig), expected, 1e-6)
+        assert_equal(await together(rig), expected)
         assert cache(rig).skipped == 0
 
 
@@ -79,7 +79,7 @@ async def test_a_new_attempt_goes_on_with_what_the_cache_knew(checkpoint: Path) 
             given = await rig.broken(
                 "denoiser", made, seed, params, when=lambda out, states, left=left: next(left, True)
             )
-            np.testing.assert_allclose(given[-1]["latents"], whole[-1]["latents"], rtol=0, atol=1e-6)
+            np.testing.assert_allclose(given[-1]["latents"], whole[-1]["latents"], rtol=0, atol=1e-5)
 
 
 async def test_the_second_process_has_caches_and_checkpoints_too(checkpoint: Path) -> None:
