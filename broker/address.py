@@ -74,11 +74,17 @@ def make_state_dir(path: Path) -> Path:
 def make_run_dir(path: Path) -> Path:
     """Creates the run folder with mode 0700, or checks that an existing one is ours and closed to others.
 
-    Raises AddressError when it belongs to somebody else, is no folder, or its path is too long for a socket.
+    Raises AddressError when it belongs to somebody else, is no folder, can't be made, or its path is too long
+    for a socket.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
-    info = path.lstat()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        info = path.lstat()
+    except OSError as error:
+        raise AddressError(
+            f"{path} can't be made ({error.strerror}); choose another with OMNI_RUN_DIR"
+        ) from None
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
         raise AddressError(f"{path} is not a folder of yours; choose another with OMNI_RUN_DIR")
     if info.st_mode & 0o077:

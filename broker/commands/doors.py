@@ -8,20 +8,9 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.address import AddressError, endpoints, is_loopback, keys_dir, make_run_dir, run_dir
+from broker.address import AddressError, endpoints, is_loopback, keys_dir
 
 API_KEY_VARIABLE = "OMNI_API_KEY"
-
-
-def run_folder() -> Path:
-    """The run folder, made. Raises AddressError where it can't be."""
-    chosen = run_dir()
-    try:
-        return make_run_dir(chosen)
-    except OSError as error:
-        raise AddressError(
-            f"{chosen} can't be made ({error.strerror}); choose another with OMNI_RUN_DIR"
-        ) from None
 
 
 def use_keys(folder: Path | None) -> None:

@@ -178,7 +178,9 @@ def start(  # noqa: PLR0917 - the options of a command line
     from broker.address import (
         AddressError,
         is_loopback,
+        make_run_dir,
         make_state_dir,
+        run_dir,
         state_dir,
     )
     from broker.commands.stores import check_transports, store_address
@@ -226,7 +228,7 @@ def start(  # noqa: PLR0917 - the options of a command line
             listen=listen,
             placement=placement,  # type: ignore[arg-type]
             ray_address=ray_address,
-            run_dir=doors.run_folder(),
+            run_dir=make_run_dir(run_dir()),
             state_dir=make_state_dir(state_dir()) if journal else None,
             sync_s=sync,
             store=where_kept,

@@ -32,7 +32,7 @@ def table(
     from rich.text import Text
 
     shown = list(range(len(heads)))
-    wide = [max(len(str(cell)) for cell in (head, *column)) for head, column in _columns(heads, rows)]
+    wide = [max(len(str(cell)) for cell in column) for column in zip(heads, *rows, strict=True)]
     for name in spare:
         if sum(wide[i] + GAP for i in shown) - GAP <= width:
             break
@@ -44,7 +44,3 @@ def table(
     for row in rows:
         made.add_row(*(Text(str(row[i])) for i in shown))
     return made
-
-
-def _columns(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[tuple[str, list[str | int]]]:
-    return [(head, [row[i] for row in rows]) for i, head in enumerate(heads)]

@@ -178,7 +178,7 @@ class ArEngine:
         sizes = capture_sizes(seqs) if captured else []
         kept = fitting_blocks(self.model, options.prefix_cache_gib, options.block_size)
         runner = Runner(self.model, blocks, sizes, self.stage.resources.threads, kept)
-        restore = runner.prefixes.restore if runner.prefixes else lambda sequence: None
+        restore = runner.prefixes.restore if runner.prefixes else None
         return runner, Scheduler(blocks, seqs, options.max_num_batched_tokens, restore)
 
 

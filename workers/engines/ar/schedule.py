@@ -42,7 +42,7 @@ class Scheduler:
         blocks: Blocks,
         max_sequences: int,
         max_rows: int,
-        restore: Callable[[Sequence], None] = lambda sequence: None,
+        restore: Callable[[Sequence], None] | None = None,
     ) -> None:
         self.blocks = blocks
         self.running: list[Sequence] = []  #: hold memory; oldest first
@@ -138,7 +138,8 @@ class Scheduler:
         self.running.append(sequence)
         self.running.sort(key=lambda one: one.arrival)
         sequence.blocks = self.blocks.take(self.blocks.needed(sequence.pending))
-        self._restore(sequence)
+        if self._restore is not None:
+            self._restore(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.give_back(sequence.blocks)
