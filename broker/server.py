@@ -167,7 +167,8 @@ class Server:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._lost[peer] = None
+            if self.core.knows(peer):  # a stranger's first connection may still be coming
+                self._lost[peer] = None
         return True
 
     def _on_lost(self) -> None:

@@ -56,7 +56,7 @@ class Port:
         self.poke()
 
     def poke(self) -> None:
-        """To be called after each send: it may have swallowed the edge, and then we read soon."""
+        """Due after each send, a vain one too: it may have swallowed the edge, and then we read soon."""
         if not self._scheduled and not self.socket.closed and self._readable():
             self._scheduled = True
             self._loop.call_soon(self._read)
@@ -218,6 +218,7 @@ class Connection:
             if not self._flush_due:
                 self._flush_due = True
                 self._loop.call_later(RETRY_S, self._flush_later)
+            self._port.poke()
             return
         self._stuck = False
         self._outbox = []

@@ -31,8 +31,12 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def files_in(folder: Path) -> list[str]:
-    """Everything below a folder but folders."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+    """Everything below a folder but folders; others may be removing some (rglob would mind, walk doesn't)."""
+    return sorted(
+        os.path.relpath(os.path.join(above, name), folder)
+        for above, _, names in os.walk(folder)
+        for name in names
+    )
 
 
 def children() -> set[int]:

@@ -20,7 +20,11 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Lost(msgspec.Struct, frozen=True, gc=False):
-    """A send found the peer gone (ZeroMQ's EHOSTUNREACH)."""
+    """A send found the peer gone (ZeroMQ's EHOSTUNREACH), which the core knew at that moment.
+
+    Of strangers it says nothing: an engine that its guardian has spoken of is answered before it has a
+    connection, and it may have one, and have reported, by the time this would be heard.
+    """
 
     now: float
     peer: Peer

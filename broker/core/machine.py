@@ -176,6 +176,10 @@ class Core:
             del self._given_up[peer]
             self._sweep_due = True  # until now it went on writing what nobody will hear of
 
+    def knows(self, peer: Peer) -> bool:
+        """Whether it is one of ours, heard or awaited. What others are sent may be lost."""
+        return peer in self.workers or peer in self.clients or peer in self.guardians or peer in self.awaited
+
     def sweep_soon(self) -> None:
         """There may be something that nobody frees."""
         self._sweep_due = True

@@ -30,6 +30,7 @@ from scripts.benchmarks.lan import Lan, Traffic
 
 BROKER_PORT, GATEWAY_PORT = 5555, 8000
 ANSWER_MS = 3000
+KEPT = ("OMNI_CACHE",)  #: models, which hosts without a network of their own could not pull
 LOOK_S = 0.02
 
 
@@ -54,7 +55,7 @@ class Host:
             "OMNI_STATE_DIR": str(self.state_dir),
             "OMP_NUM_THREADS": "1",
         }
-        others = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_")}
+        others = {name: value for name, value in os.environ.items() if name in KEPT or name[:5] != "OMNI_"}
         self.env = {**others, **own, **env}
         self._lan = lan
         self._number = number

@@ -19,6 +19,8 @@ from tests.simulation.flow import FlowCheck
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+LATE = 0.3  #: share of failed sends that the core hears of after the next event
+
 _encode = msgspec.msgpack.encode
 _decode_request = msgspec.msgpack.Decoder(OfRequest).decode
 _decode_peer = msgspec.msgpack.Decoder(OfPeer).decode
@@ -70,6 +72,7 @@ class Broker:
         self.attempts: dict[tuple[int, int], int] = {}  #: task -> its newest attempt
         self.holders: dict[tuple[int, int], Peer] = {}  #: task -> who was given that
         self._connected: set[Peer] = set()  #: peers with a connection to this process
+        self._unheard: list[Peer] = []  #: a send found them gone, and the core does not know yet
         self.start()
 
     # --- life and death
@@ -106,6 +109,7 @@ class Broker:
         self.check_trust()
         self.up = False
         self._connected.clear()
+        self._unheard.clear()
         for peer in world.up.busy():
             kept = world.kept(world.up[peer]) if peer in world.processes else 0
             world.up.lose_oldest(peer, kept)
@@ -121,7 +125,7 @@ class Broker:
         process = self.world.processes.get(peer)
         if isinstance(process, Client) and process.introducing == "gone":
             return False
-        return peer in self.core.workers or peer in self.core.clients or peer in self.core.guardians
+        return self.core.knows(peer)
 
     # --- connections
 
@@ -146,14 +150,21 @@ class Broker:
         self.handle(Received(self.world.now, peer, message))
 
     def handle(self, event: Event) -> None:
-        """One event, its records, then its instructions; sends that fail are the next events."""
-        todo = [event]
+        """One event, its records, then its instructions; sends that fail are next, or later."""
+        now = self.world.now
+        todo = [event, *(Lost(now, peer) for peer in self._unheard)]
+        self._unheard = []
         for one in todo:  # it grows meanwhile
             instructions = self.core.handle(one)
             self.journal.write(self.core)
             for instruction in instructions:
-                if (peer := self._obey(instruction)) is not None and Lost(one.now, peer) not in todo:
-                    todo.append(Lost(one.now, peer))
+                peer = self._obey(instruction)
+                if peer is None or not self.core.knows(peer):
+                    continue
+                if self.world.rng.random() < LATE:  # something else is read before the core hears of it
+                    self._unheard.append(peer)
+                elif Lost(now, peer) not in todo:
+                    todo.append(Lost(now, peer))
 
     def _obey(self, instruction: Instruction) -> Peer | None:
         """Carries an instruction out. Gives the peer that it turned out not to reach."""
