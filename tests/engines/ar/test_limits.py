@@ -214,12 +214,16 @@ def test_every_job_ends_whatever_comes_goes_and_waits(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("fixed", "few", "many"), [(0, max(1, CORES // 2), CORES), (1, 1, 1), (3, 3, 3)])
-def test_prompts_get_all_cores_unless_the_setting_says_how_many(fixed: int, few: int, many: int) -> None:
+def test_prompts_get_all_cores_unless_another_stage_feeds_them_or_the_setting_says_how_many(
+    fixed: int, few: int, many: int
+) -> None:
     before = torch.get_num_threads()
     try:
         threads = Threads(fixed)
         for rows, expected in ((1, few), (32, few), (2048, many), (8, few)):
-            threads.use(rows)
+            threads.use(rows, streamed=False)
             assert torch.get_num_threads() == expected
+            threads.use(rows, streamed=True)
+            assert torch.get_num_threads() == few
     finally:
         torch.set_num_threads(before)

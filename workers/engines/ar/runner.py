@@ -70,7 +70,8 @@ class Runner:
 
     def _step(self, pieces: list[Piece]) -> Outcome:
         if self._threads is not None:
-            self._threads.use(sum(piece.stop - piece.start for piece in pieces))
+            rows = sum(piece.stop - piece.start for piece in pieces)
+            self._threads.use(rows, streamed=any(piece.sequence.fed for piece in pieces))
         embeds, positions, extras = self._inputs(pieces)
         forward = self._forward(pieces, embeds, positions, extras)
         ends, at = [], 0

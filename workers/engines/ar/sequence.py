@@ -79,6 +79,11 @@ class Sequence:
         return self.prompt_rows + known - self.computed
 
     @property
+    def fed(self) -> bool:
+        """Another stage is still making rows for it."""
+        return self.streamed and not self.rows_ended
+
+    @property
     def ready(self) -> bool:
         """There is something to compute, and somebody takes it."""
         return self.made - self.taken < AHEAD and self.pending > 0
