@@ -39,6 +39,10 @@ class WindowSpec(Protocol):
         """New frames of the stream's very first window; 0: as ``frames``."""
 
     @property
+    def largest(self) -> int:
+        """New frames up to which windows grow, each to twice those of the one before; 0: they don't."""
+
+    @property
     def tensor(self) -> str:
         """The payload field that is cut."""
 
@@ -74,6 +78,16 @@ async def windows(payloads: AsyncIterator[Payload], window: WindowSpec) -> Async
         yield cut
 
 
+def new_frames(window: WindowSpec, index: int) -> int:
+    """How many new frames a stream's window of this index has, where its segment has as many left."""
+    if window.first:
+        if index == 0:
+            return window.first
+        index -= 1
+    largest = max(window.frames, window.largest)
+    return min(window.frames << min(index, largest.bit_length()), largest)
+
+
 class _Segment:
     """The frames of one segment that are still needed."""
 
@@ -100,7 +114,7 @@ class _Segment:
     def cuts(self, index: int, *, ended: bool) -> Iterator[Payload]:
         """The windows that are complete now, the first with this index."""
         while True:
-            frames = self._window.first if index == 0 and self._window.first else self._window.frames
+            frames = new_frames(self._window, index)
             if self._waiting < (1 if ended else frames + max(self._window.right, 1)):
                 return
             yield self._cut(frames, index, ended=ended)

@@ -155,6 +155,11 @@ def _check_edge(edge: Edge, key: str, pipeline: Pipeline) -> None:
         raise PipelineError(f"the stage {edge.to} can't feed itself", key=key)
     if edge.transfer is not None and not _IN_MODULE.fullmatch(edge.transfer):
         raise PipelineError(f'{edge.transfer!r}: expected "package.module:function"', key=f"{key}.transfer")
+    if edge.window is not None and 0 < edge.window.largest < edge.window.frames:
+        raise PipelineError(
+            f"{edge.window.largest} is less than the window's frames, {edge.window.frames}",
+            key=f"{key}.window.largest",
+        )
 
 
 def _check_twice(edges: Iterable[Edge]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.handle import BadPayload
-from adapters.window import windows
+from adapters.window import new_frames, windows
 
 
 class Spec(NamedTuple):
@@ -22,6 +22,7 @@ class Spec(NamedTuple):
     left: int = 0
     right: int = 0
     first: int = 0
+    largest: int = 0
     tensor: str = "frames"
     axis: int = -1
 
@@ -69,13 +70,15 @@ async def test_the_tail_is_flushed(count: int, expected: list[int], sizes: list[
 
 
 @given(
-    numbers=st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)),
+    numbers=st.tuples(
+        st.integers(1, 9), st.integers(0, 5), st.integers(0, 5), st.integers(0, 9), st.integers(0, 30)
+    ),
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=4),
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     marked=st.booleans(),
 )
 def test_windows_tile_each_segment_with_the_context_there_is(
-    numbers: tuple[int, int, int, int], counts: list[int], sizes: list[int], marked: bool
+    numbers: tuple[int, int, int, int, int], counts: list[int], sizes: list[int], marked: bool
 ) -> None:
     spec = Spec(*numbers)
     payloads: list[Payload] = []
@@ -91,7 +94,7 @@ def test_windows_tile_each_segment_with_the_context_there_is(
         at = 0
         while at < count:
             window = next(rest)
-            size = spec.first if window["index"] == 0 and spec.first else spec.frames
+            size = new_frames(spec, window["index"])
             new = core(window)
             assert new == list(range(1000 * number + at, 1000 * number + min(at + size, count)))
             assert window["left"] == min(spec.left, at)
@@ -105,6 +108,24 @@ def test_windows_tile_each_segment_with_the_context_there_is(
     whole = [payload for number, count in enumerate(counts) for payload in chunks(count, [99], 1000 * number)]
     again = asyncio.run(cut(whole, spec))
     assert [window["frames"].tolist() for window in again] == [window["frames"].tolist() for window in got]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (Spec(25), [25, 25, 25]),
+        (Spec(25, first=5), [5, 25, 25]),
+        (Spec(25, first=5, largest=100), [5, 25, 50, 100, 100]),
+        (Spec(25, largest=60), [25, 50, 60, 60]),
+        (Spec(7, first=9, largest=7), [9, 7, 7]),
+    ],
+)
+async def test_windows_grow_to_twice_the_one_before_as_far_as_they_may(
+    spec: Spec, expected: list[int]
+) -> None:
+    got = await cut(chunks(sum(expected), [3]), spec)
+    assert [len(core(window)) for window in got] == expected
+    assert new_frames(spec, 10_000) == expected[-1]
 
 
 async def test_a_vocoder_that_loses_samples_at_its_end_gives_the_same_in_windows() -> None:

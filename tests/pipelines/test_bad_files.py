@@ -74,6 +74,7 @@ CASES = [
     ("stages/a/options/sample_rat", 3, "stages.a.options.sample_rat", "did you mean sample_rate?"),
     ("edges/0/form", "a", "edges[0].form", "did you mean from? Allowed: from, to"),
     ("edges/1/window/rigth", 3, "edges[1].window.rigth", "did you mean right?"),
+    ("edges/1/window/largest", 3, "edges[1].window.largest", "3 is less than the window's frames, 4"),
     ("endpoints/chat/outputz", [], "endpoints.chat.outputz", "did you mean outputs?"),
     ("limits/max_request", 3, "limits.max_request", "did you mean max_requests?"),
     # what is missing
