@@ -82,8 +82,8 @@ class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     left: Count = 0  #: frames of context repeated before
     right: Count = 0  #: frames of context after (the window waits for them)
     first: Count = 0  #: frames of a segment stream's very first window; 0: same as `frames`
-    #: Windows grow, each to twice the new frames of the one before, up to so many; 0: all have `frames`. While
-    #: one is heard the next has time, and the longer they are, the less context is computed again.
+    #: Windows grow, each to twice the new frames of the one before, up to so many; 0: all have `frames`. The
+    #: next has time while one is heard, and the longer they are, the less context is computed again.
     largest: Count = 0
     tensor: str = "frames"  #: the payload field that is cut
     axis: int = -1  #: its frame axis
