@@ -27,10 +27,6 @@ from adapters.store import Store
 KEPT = 64  #: mappings kept although no view uses them
 
 
-class _Gone(BadHandle):
-    """The segment is not there (any more)."""
-
-
 class Reader:
     """Maps other processes' segments, each once. Thread-safe.
 
@@ -70,7 +66,7 @@ class Reader:
         elif handle.transport == "shm":
             try:
                 memory, offset = self._mapped(handle), handle.block.offset
-            except _Gone:
+            except BadHandle:  # gone, cut, or another's by now
                 if not handle.copy:
                     raise
                 memory, offset = self._stored(handle.copy, handle.nbytes), 0
@@ -145,7 +141,7 @@ class Reader:
         try:
             fd = os.open(self.folder / place, flags)
         except FileNotFoundError:
-            raise _Gone(f"{place} is gone") from None
+            raise BadHandle(f"{place} is gone") from None
         except OSError as error:
             raise BadHandle(f"can't open {place}: {error.strerror}") from None
         try:

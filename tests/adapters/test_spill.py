@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, pack, pack_wait, unpack
 from adapters.disk import DiskStore
 from adapters.handle import ArenaFull, BadHandle, BlockId, UnsupportedTensor
+from adapters.segment import HEADER, HEADER_SIZE, MAGIC
 from tests.adapters.conftest import RUN
 
 MIB = 1 << 20
@@ -196,6 +198,22 @@ async def test_a_copy_is_read_when_the_segment_is_gone(
         with pytest.raises(BadHandle):
             unpack(chunk, other, released.append)
         assert released == [handle.block] * 2
+
+
+async def test_a_copy_is_read_when_the_segment_is_not_what_it_was(
+    arena: SharedMemory, store: DiskStore
+) -> None:
+    chunk = await pack_wait({"x": BIG}, 0, arena, name=NAME, durable=True)
+    (handle,) = chunk.handles
+    place = arena.folder / handle.block.place
+    header = handle.block.offset - HEADER_SIZE
+    with open(place, "r+b") as file:  # the block is another's
+        file.seek(header)
+        file.write(HEADER.pack(MAGIC, handle.block.generation + 1, handle.nbytes))
+    with SharedMemory(RUN, store=store) as other:
+        assert (unpack(chunk, other, ignore)["x"] == BIG).all()
+        os.truncate(place, header)
+        assert (unpack(chunk, other, ignore)["x"] == BIG).all()
 
 
 async def test_the_copy_is_not_touched_while_the_segment_is_there(
