@@ -138,7 +138,7 @@ def cure(endpoint: str) -> str:
     """What to do when nobody answers at an endpoint."""
     found = "start a broker with `omni-broker start`, or name its address"
     if endpoint.startswith("tcp://"):
-        return f"{found}; over TCP it answers only those who have its keys (OMNI_KEYS)"
+        return f"{found}; over TCP it answers only those who have its keys (--keys, or OMNI_KEYS)"
     return found
 
 

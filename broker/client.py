@@ -81,6 +81,9 @@ class Client:
         self.busy: dict[str, float] = {}  #: pipeline that takes nothing now -> seconds until another try
         self._patience_s = patience_s
         self._endpoint = endpoints(address).clients
+        self._where = (
+            address or self._endpoint
+        )  #: as its caller knows it: over TCP, clients use the next port
         self._tags = itertools.count(1)
         self._streams = OpenRequests(self._limits)
         self._questions = Questions()
@@ -126,7 +129,7 @@ class Client:
                 await self._connected
         except TimeoutError:
             self._connection.close(0)
-            raise BrokerGone(f"no broker answers at {self._endpoint}; {cure(self._endpoint)}") from None
+            raise BrokerGone(f"no broker answers at {self._where}; {cure(self._endpoint)}") from None
         except BrokerError:
             self._connection.close(0)
             raise
@@ -214,7 +217,7 @@ class Client:
 
     def _check_alive(self) -> None:
         if not self.alive:
-            raise BrokerGone(f"the broker at {self._endpoint} does not answer")
+            raise BrokerGone(f"the broker at {self._where} does not answer")
 
     async def _open(self, stream: RequestStream, message: Submit | Attach) -> RequestStream:
         self._streams[stream.tag] = stream
@@ -245,7 +248,7 @@ class Client:
         try:
             return await self._questions.ask(question, self._post_unless_introducing, SILENCE_S)
         except TimeoutError:
-            raise BrokerGone(f"the broker at {self._endpoint} does not answer") from None
+            raise BrokerGone(f"the broker at {self._where} does not answer") from None
 
     def _post_unless_introducing(self, message: Message) -> None:
         """What goes out anyway when the broker has answered our introduction must not go out twice."""
@@ -392,4 +395,4 @@ class Client:
             self._connection.post(Beat())
             self._lending.look()
             if self._silent_s > self._patience_s:
-                self._streams.fail_all(BrokerGone(f"the broker at {self._endpoint} does not answer"))
+                self._streams.fail_all(BrokerGone(f"the broker at {self._where} does not answer"))

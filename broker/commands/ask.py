@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.commands import files
-from broker.commands.common import INTERRUPTED, MAX_NUMBER, MAX_SEED, USAGE, choose, errors_in_words, say
+from broker.commands.common import (
+    INTERRUPTED,
+    MAX_NUMBER,
+    MAX_SEED,
+    USAGE,
+    Broker,
+    Keys,
+    choose,
+    errors_in_words,
+    say,
+)
 
 if TYPE_CHECKING:
     from broker.attached import Attached
@@ -50,9 +60,8 @@ def ask(  # noqa: PLR0917 - the options of a command line
     temperature: Annotated[
         float | None, typer.Option(help="0: always the likeliest word.", min=0, max=2)
     ] = None,
-    broker: Annotated[
-        str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
-    ] = None,
+    broker: Broker = None,
+    keys: Keys = None,
 ) -> None:
     """Ask a running broker, and print the answer as it comes."""
     if not (text or image or video or clip):

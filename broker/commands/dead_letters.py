@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from broker.commands.common import FAILED, INTERRUPTED, errors_in_words, say
+from broker.commands.common import FAILED, INTERRUPTED, Broker, Keys, errors_in_words, say
 from broker.commands.status import uptime
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ ALL = "all"
 app = typer.Typer(help="Look at requests that failed for good, and run them again.")
 
 Name = Annotated[str, typer.Argument(help="The request's name, as `list` shows it.")]
-Broker = Annotated[
-    str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
-]
 
 
 @app.callback(invoke_without_command=True)
@@ -31,7 +28,7 @@ def _default(context: typer.Context) -> None:
 
 
 @app.command("list")
-def list_(broker: Broker = None) -> None:
+def list_(broker: Broker = None, keys: Keys = None) -> None:
     """List the dead letters, the oldest first.
 
     This is what `omni-broker dead-letters` does by itself.
@@ -69,7 +66,7 @@ def list_(broker: Broker = None) -> None:
 
 
 @app.command()
-def show(name: Name, broker: Broker = None) -> None:
+def show(name: Name, broker: Broker = None, keys: Keys = None) -> None:
     """Show all that is known of one, as JSON.
 
     That is its error, its parameters, and the sizes of what it was given.
@@ -79,7 +76,7 @@ def show(name: Name, broker: Broker = None) -> None:
 
 
 @app.command()
-def retry(name: Name, broker: Broker = None) -> None:
+def retry(name: Name, broker: Broker = None, keys: Keys = None) -> None:
     """Run one again, and wait for its end.
 
     It gets the same inputs and the same seed. Its outputs are kept for its caller for a while,
@@ -94,7 +91,9 @@ def retry(name: Name, broker: Broker = None) -> None:
 
 @app.command()
 def drop(
-    name: Annotated[str, typer.Argument(help="The request's name, or `all`.")], broker: Broker = None
+    name: Annotated[str, typer.Argument(help="The request's name, or `all`.")],
+    broker: Broker = None,
+    keys: Keys = None,
 ) -> None:
     """Throw one away with its inputs, or all."""
     dropped = _ask(broker, "drop", name)["dropped"]

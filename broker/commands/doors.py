@@ -13,12 +13,6 @@ from broker.address import AddressError, endpoints, is_loopback, keys_dir
 API_KEY_VARIABLE = "OMNI_API_KEY"
 
 
-def use_keys(folder: Path | None) -> None:
-    """Makes this process and all that it starts use the keys of a folder."""
-    if folder is not None:
-        os.environ["OMNI_KEYS"] = str(folder.absolute())
-
-
 def check_listen(address: str | None) -> None:
     """Raises AddressError for a ``--listen`` that can't be opened, or that would be open to anybody."""
     if address is None:

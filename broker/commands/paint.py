@@ -12,7 +12,17 @@ import msgspec
 import typer
 
 from broker.commands import files
-from broker.commands.common import FAILED, INTERRUPTED, MAX_SEED, USAGE, choose, errors_in_words, say
+from broker.commands.common import (
+    FAILED,
+    INTERRUPTED,
+    MAX_SEED,
+    USAGE,
+    Broker,
+    Keys,
+    choose,
+    errors_in_words,
+    say,
+)
 
 if TYPE_CHECKING:
     from adapters.chunk import Payload
@@ -45,9 +55,8 @@ def paint(  # noqa: PLR0917 - the options of a command line
     pipeline: Annotated[
         str, typer.Option("--pipeline", "--model", help="Which one; needed when several paint.")
     ] = "",
-    broker: Annotated[
-        str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
-    ] = None,
+    broker: Broker = None,
+    keys: Keys = None,
 ) -> None:
     """Have a running broker paint a picture, into a file."""
     from broker.gateway.errors import ApiError

@@ -10,7 +10,7 @@ import typer
 
 from broker.commands import doors
 from broker.commands.bounds import with_gateway_settings
-from broker.commands.common import USAGE, Enduring, say
+from broker.commands.common import USAGE, Enduring, Keys, say
 from broker.commands.doors import API_KEY_VARIABLE
 from broker.commands.stores import STORES
 
@@ -135,10 +135,7 @@ def start(  # noqa: PLR0917 - the options of a command line
             envvar="OMNI_DATA_HOST",
         ),
     ] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(help="The folder of keys for TCP, see `omni-broker keys`.", envvar="OMNI_KEYS"),
-    ] = None,
+    keys: Keys = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
@@ -198,7 +195,6 @@ def start(  # noqa: PLR0917 - the options of a command line
         leave_with_stdin()
     sys.stderr = Enduring(sys.stderr)
     try:
-        doors.use_keys(keys)
         doors.check_listen(listen)
         doors.use_data_host(data_host, listen)
         if placement == "ray":

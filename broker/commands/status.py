@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.commands.common import errors_in_words
+from broker.commands.common import Broker, Keys, errors_in_words
 from broker.commands.tables import table
 
 if TYPE_CHECKING:
@@ -22,9 +22,8 @@ EVERY_S = 1.0
 def status(
     once: Annotated[bool, typer.Option("--once", help="Print it once, also in a terminal.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The broker's whole report, as JSON.")] = False,
-    broker: Annotated[
-        str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
-    ] = None,
+    broker: Broker = None,
+    keys: Keys = None,
 ) -> None:
     """Show the stages, their queues and their workers."""
     with errors_in_words():

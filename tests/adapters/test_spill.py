@@ -207,9 +207,9 @@ async def test_a_copy_is_read_when_the_segment_is_not_what_it_was(
     (handle,) = chunk.handles
     place = arena.folder / handle.block.place
     header = handle.block.offset - HEADER_SIZE
-    with open(place, "r+b") as file:  # the block is another's
-        file.seek(header)
-        file.write(HEADER.pack(MAGIC, handle.block.generation + 1, handle.nbytes))
+    fd = os.open(place, os.O_WRONLY)
+    os.pwrite(fd, HEADER.pack(MAGIC, handle.block.generation + 1, handle.nbytes), header)  # it is another's
+    os.close(fd)
     with SharedMemory(RUN, store=store) as other:
         assert (unpack(chunk, other, ignore)["x"] == BIG).all()
         os.truncate(place, header)

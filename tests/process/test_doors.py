@@ -231,8 +231,9 @@ async def test_over_tcp_the_right_keys_work_and_no_others(
     home.until(home.is_ready, 40)
     assert ask(home, "over the wire")["choices"][0]["message"]["content"] == "over the wire"
 
-    home.env["OMNI_KEYS"] = str(keys)
-    assert "line/a" in home.command("status", "--once", "--broker", address).stdout
+    place = ("--broker", address, "--keys", str(keys))
+    assert "line/a" in home.command("status", "--once", *place).stdout
+    assert home.command("ask", "by its keys", *place).stdout == "by its keys\n"
     make(tmp_path / "other")
     for folder in (None, tmp_path / "other"):
         if folder is not None:
