@@ -22,6 +22,7 @@ from broker.commands.common import (
     choose,
     errors_in_words,
     say,
+    use_keys,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def ask(  # noqa: PLR0917 - the options of a command line
     keys: Keys = None,
 ) -> None:
     """Ask a running broker, and print the answer as it comes."""
+    use_keys(keys)
     if not (text or image or video or clip):
         say("nothing to ask: give a TEXT, an --image, a --video or a --clip")
         raise typer.Exit(USAGE)

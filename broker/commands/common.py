@@ -19,26 +19,21 @@ MAX_SEED = 2**63 - 1  #: as over HTTP, where :mod:`broker.gateway.schemas` says 
 MAX_NUMBER = 2**31 - 1  #: of tokens and steps, likewise
 
 
-def _use_keys(folder: Path | None) -> Path | None:
-    """Makes this process and all that it starts use the keys of a folder."""
-    if folder is not None:
-        os.environ["OMNI_KEYS"] = str(folder.absolute())
-    return folder
-
-
 Broker = Annotated[
     str | None, typer.Option(help="ipc:///folder or tcp://host:port. Default: the one running here.")
 ]
-#: In force as soon as it was read: a command that takes it has nothing to do with it.
 Keys = Annotated[
     Path | None,
     typer.Option(
-        help="The folder of keys for TCP, see `omni-broker keys`.",
-        envvar="OMNI_KEYS",
-        file_okay=False,
-        callback=_use_keys,
+        help="The folder of keys for TCP, see `omni-broker keys`.", envvar="OMNI_KEYS", file_okay=False
     ),
 ]
+
+
+def use_keys(folder: Path | None) -> None:
+    """Makes this process and all that it starts use the keys of a folder."""
+    if folder is not None:
+        os.environ["OMNI_KEYS"] = str(folder.absolute())
 
 
 def say(text: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from broker.commands.common import FAILED, INTERRUPTED, Broker, Keys, errors_in_words, say
+from broker.commands.common import FAILED, INTERRUPTED, Broker, Keys, errors_in_words, say, use_keys
 from broker.commands.status import uptime
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def list_(broker: Broker = None, keys: Keys = None) -> None:
 
     This is what `omni-broker dead-letters` does by itself.
     """
+    use_keys(keys)
     letters = _ask(broker, "list")["letters"]
     if not letters:
         typer.echo("no dead letters")
@@ -71,6 +72,7 @@ def show(name: Name, broker: Broker = None, keys: Keys = None) -> None:
 
     That is its error, its parameters, and the sizes of what it was given.
     """
+    use_keys(keys)
     letter = _ask(broker, "show", name)["letter"]
     typer.echo(json.dumps(letter, indent=2, ensure_ascii=False, default=_text))
 
@@ -82,6 +84,7 @@ def retry(name: Name, broker: Broker = None, keys: Keys = None) -> None:
     It gets the same inputs and the same seed. Its outputs are kept for its caller for a while,
     under its name. Interrupted, it goes on.
     """
+    use_keys(keys)
     with errors_in_words():
         try:
             asyncio.run(_retry(broker, name))
@@ -96,6 +99,7 @@ def drop(
     keys: Keys = None,
 ) -> None:
     """Throw one away with its inputs, or all."""
+    use_keys(keys)
     dropped = _ask(broker, "drop", name)["dropped"]
     if not dropped and name != ALL:
         say(f"no dead letter {name!r}")

@@ -22,6 +22,7 @@ from broker.commands.common import (
     choose,
     errors_in_words,
     say,
+    use_keys,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def paint(  # noqa: PLR0917 - the options of a command line
     from broker.gateway.errors import ApiError
     from broker.gateway.picture_schemas import ImagesRequest
 
+    use_keys(keys)
     if output.suffix.lower() not in FORMATS:
         say(f"{output}: name a file that ends with {', '.join(FORMATS)}")
         raise typer.Exit(USAGE)

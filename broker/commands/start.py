@@ -10,7 +10,7 @@ import typer
 
 from broker.commands import doors
 from broker.commands.bounds import with_gateway_settings
-from broker.commands.common import USAGE, Enduring, Keys, say
+from broker.commands.common import USAGE, Enduring, Keys, say, use_keys
 from broker.commands.doors import API_KEY_VARIABLE
 from broker.commands.stores import STORES
 
@@ -195,6 +195,7 @@ def start(  # noqa: PLR0917 - the options of a command line
         leave_with_stdin()
     sys.stderr = Enduring(sys.stderr)
     try:
+        use_keys(keys)
         doors.check_listen(listen)
         doors.use_data_host(data_host, listen)
         if placement == "ray":
