@@ -81,9 +81,7 @@ class Client:
         self.busy: dict[str, float] = {}  #: pipeline that takes nothing now -> seconds until another try
         self._patience_s = patience_s
         self._endpoint = endpoints(address).clients
-        self._where = (
-            address or self._endpoint
-        )  #: as its caller knows it: over TCP, clients use the next port
+        self._where = address or self._endpoint  #: for people, who know the workers' port and not the next
         self._tags = itertools.count(1)
         self._streams = OpenRequests(self._limits)
         self._questions = Questions()

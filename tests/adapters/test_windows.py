@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,16 @@ async def stream(payloads: list[Payload]) -> AsyncIterator[Payload]:
 
 async def cut(payloads: list[Payload], spec: Spec) -> list[Payload]:
     return [window async for window in windows(stream(payloads), spec)]
+
+
+def lengths(spec: Spec) -> Iterator[int]:
+    """New frames of a stream's windows, one after the other, where there are enough."""
+    if spec.first:
+        yield spec.first
+    size = spec.frames
+    while True:
+        yield size
+        size = max(size, min(2 * size, spec.largest))
 
 
 def core(window: Payload) -> list[int]:
@@ -89,12 +99,12 @@ def test_windows_tile_each_segment_with_the_context_there_is(
     got = asyncio.run(cut(payloads, spec))
     assert [window["index"] for window in got] == list(range(len(got)))
     assert sum(window["segment_end"] for window in got) == sum(1 for count in counts if count)
-    rest = iter(got)
+    rest, sizes_due = iter(got), lengths(spec)
     for number, count in enumerate(counts):
         at = 0
         while at < count:
             window = next(rest)
-            size = new_frames(spec, window["index"])
+            size = next(sizes_due)
             new = core(window)
             assert new == list(range(1000 * number + at, 1000 * number + min(at + size, count)))
             assert window["left"] == min(spec.left, at)
