@@ -10,7 +10,6 @@ import argparse
 import base64
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from pipelines import models
 from pipelines.errors import ModelError
 from pipelines.loader import load
 from pipelines.progress import Console
+from scripts.ports import free_port
 
 QUESTION = "What is the capital of France?"
 PIPELINE = "voice"
@@ -100,8 +100,7 @@ def pull_models() -> None:
 @contextmanager
 def server(folder: Path, pipeline: str = PIPELINE) -> Iterator[tuple[str, Path]]:
     """A server on a free port, with folders of its own; gives its address and its log. Stopped after."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-P", "-m", "broker.cli", "start", "--pipeline", pipeline, "--port", str(port)]
     log = folder / "server.log"
     with log.open("wb") as output:

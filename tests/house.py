@@ -23,8 +23,8 @@ from broker.protocol import (
     Letters,
 )
 from scripts.benchmarks.asked import asked
+from scripts.ports import free_port
 from tests.leftovers import files_in, processes_of, until
-from tests.ports import free_port
 
 START_S = 120.0  #: idle machines need a few seconds, busy ones many
 STOP_S = 60.0

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from broker.client import Client
 from pipelines.graph import Pipeline
 from scripts.benchmarks.common import Report, quantile
 from scripts.benchmarks.stack import Stack, running
+from scripts.ports import free_port
 
 STAGES = ("a", "b", "c", "d")
 TURNS = 5
@@ -213,14 +213,6 @@ class HttpCaller:
         body = await reader.readexactly(length)
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"the gateway answers {body.decode()}")
-
-
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def over_http(address: str, requests: int, flight: int) -> float:

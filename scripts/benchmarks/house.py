@@ -20,7 +20,7 @@ import aiohttp
 from adapters.segment import shm_dir
 from adapters.sweep import segments
 from broker.client import BrokerError, Client
-from scripts.benchmarks.hops import free_port
+from scripts.ports import free_port
 
 PREFIX = "omni-bench-"
 START_S = 300.0  #: the models of `voice` take up to a minute on two cores

@@ -26,7 +26,7 @@ import msgspec
 import uvloop
 
 from scripts.benchmarks.common import Report, quantile
-from scripts.benchmarks.hops import free_port
+from scripts.ports import free_port
 
 SUBJECTS = (
     "the sea", "bread", "the moon", "trains", "tea", "mountains", "bees", "the piano",

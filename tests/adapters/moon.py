@@ -29,8 +29,8 @@ from adapters.mooncake import MooncakeStore
 from adapters.mooncake_client import Address
 from adapters.net.landing import Landing
 from adapters.process import dies_with_parent, python
+from scripts.ports import free_port
 from tests.leftovers import until
-from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 MEMORY_MIB = 64  #: of each

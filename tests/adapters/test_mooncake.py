@@ -11,9 +11,9 @@ import pytest
 
 from adapters.mooncake_client import Address
 from adapters.store import open_store
+from scripts.ports import free_port
 from tests.adapters.moon import MEMORY_MIB, Moon, Peer, PeerError, moon, need, peering
 from tests.leftovers import until
-from tests.ports import free_port
 
 Peers = Callable[..., Peer]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import openai
 import pytest
 
 from broker.client import Client
+from scripts.ports import free_port
 
 START_S = 240.0  #: vLLM takes up to a minute on two cores, more when models must be pulled
 PIPELINE = "voice"
@@ -89,11 +89,8 @@ def _processes_of(folder: Path) -> dict[int, str]:
 @pytest.fixture(scope="session")
 def voice() -> Iterator[House]:
     """The running pipeline."""
-    with tempfile.TemporaryDirectory(prefix="omni-e2e-", dir="/dev/shm") as folder, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        house = House(Path(folder), port)
+    with tempfile.TemporaryDirectory(prefix="omni-e2e-", dir="/dev/shm") as folder:
+        house = House(Path(folder), free_port())
         try:
             house.wait_until_ready()
             yield house

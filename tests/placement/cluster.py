@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripts.ports import free_port
 from tests.house import House
 from tests.leftovers import processes_of, until
-from tests.ports import free_port
 
 START_S = 120.0
 STOP_S = 10.0

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from scripts.ports import free_port
 from tests.house import House, line, write
 from tests.placement.cluster import START_S, Cluster, cluster
-from tests.ports import free_port
 
 Houses = Callable[..., House]
 

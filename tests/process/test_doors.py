@@ -26,8 +26,8 @@ import pytest
 from broker.client import BrokerGone, Client
 from broker.gateway.settings import Settings, SettingsError
 from broker.keys import make
+from scripts.ports import free_port
 from tests.house import House, line, write
-from tests.ports import free_port
 
 Houses = Callable[..., House]
 

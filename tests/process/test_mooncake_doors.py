@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from adapters.mooncake_client import Address, adapted
+from scripts.ports import free_port
 from tests.adapters.moon import ROOT, moon, need
 from tests.house import House, line, module, write
-from tests.ports import free_port
 
 
 def start(*options: str) -> subprocess.CompletedProcess[str]:

@@ -1,12 +1,15 @@
-"""The gateway's port."""
+"""The gateway's port, and those of the tests themselves."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from itertools import chain
 
 from tests.house import House
 
@@ -32,3 +35,12 @@ def test_workers_do_not_wait_for_a_port_that_nobody_chose(house: Houses) -> None
     began = time.monotonic()
     home.until(lambda: "workers.cli" in " ".join(home.processes().values()))
     assert time.monotonic() - began < 4.0  # they start by themselves after 5 s
+
+
+def test_processes_that_ask_for_ports_at_the_same_time_are_told_different_ones() -> None:
+    """Two test files run at once: one was answered by the other's gateway, in one run of a hundred."""
+    ask = "from scripts.ports import free_port; print(*[free_port(2) for _ in range(300)])"
+    processes = [subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE) for _ in range(3)]
+    told = [int(port) for port in chain(*(process.communicate()[0].split() for process in processes))]
+    assert len(told) == 900
+    assert len({*told, *(port + 1 for port in told)}) == 1800

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from broker.client import Client
+from scripts.ports import free_port
 from tests.core.driver import line
-from tests.ports import free_port
 
 
 @pytest.fixture(params=["ipc", "tcp"])

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from broker.address import endpoints
+from scripts.ports import free_port
 from tests.core.driver import line
-from tests.ports import free_port
 from tests.wire.rig import Counter, Rig, Worker, eventually
 
 
