@@ -98,7 +98,7 @@ class House:
                 process.wait(STOP_S)
             if self.process is not None:
                 assert self.process.returncode == 0, self.log
-            until(lambda: not self.processes(), "all processes to end", 5.0)
+            until(lambda: not self.processes(), "all processes to end", 20.0)
             for folder in (self.run_dir, self.shm_dir, self.state_dir):
                 left = files_in(folder)
                 assert left == [], f"{folder} holds {left}; the log:\n{self.log}"

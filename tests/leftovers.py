@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Waits for a condition, looking at it often; fails with ``what`` after the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

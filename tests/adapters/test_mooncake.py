@@ -106,7 +106,7 @@ def test_a_removal_waits_for_a_master_that_does_not_answer(peers: Peers) -> None
         made.master.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         assert peer.unlink(place)
-        assert time.monotonic() - began < 3, "it must not hold up an event loop"
+        assert time.monotonic() - began < 15, "it must not hold up an event loop"
         made.master.send_signal(signal.SIGCONT)
         until(lambda: not peer.has(place), "a tensor to go")
 

@@ -50,7 +50,7 @@ async def started(engine: E) -> AsyncIterator[E]:
         await engine.stop()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Waits for a condition. Raises AssertionError when it doesn't come true."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -95,7 +95,7 @@ async def test_a_stop_string_ends_the_answer_and_is_not_in_it(engine: VllmEngine
     assert text_of(payloads) == whole[: whole.index(stop)]
     assert payloads[-1]["finish_reason"] == "stop"
     assert payloads[-1]["completion_tokens"] == len(tokens_of(payloads)) < 60
-    await until(lambda: engine.vllm.unfinished == 0, 1.0)
+    await until(lambda: engine.vllm.unfinished == 0)
 
 
 @pytest.mark.parametrize("tokens", [CONTEXT - 1, CONTEXT, 4 * CONTEXT])
@@ -146,7 +146,7 @@ async def test_leaving_early_frees_the_request(engine: VllmEngine) -> None:
     await until(lambda: engine.vllm.unfinished == 2)
     await left.aclose()
     cancelled.cancel()
-    await until(lambda: engine.vllm.unfinished == 0, 1.0)
+    await until(lambda: engine.vllm.unfinished == 0)
     with pytest.raises(asyncio.CancelledError):
         await cancelled
 

@@ -43,7 +43,7 @@ async def broker(stack: Stack) -> AsyncIterator[Client]:
     """A client that looks into the broker; whatever the test did, nothing of it may stay."""
     async with Client(stack.address, kind="api") as client:
         yield client
-        await empty(client, 5.0)
+        await empty(client)
 
 
 @pytest.fixture

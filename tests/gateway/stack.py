@@ -198,7 +198,7 @@ class Stack:
         assert not list(self.shm.iterdir()), "files are left in the shared-memory folder"
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
     """Waits for a condition, looking at it often; fails with ``what`` after the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -218,7 +218,7 @@ async def reaches(client: Client, timeout_s: float, **expected: int) -> dict[str
         await asyncio.sleep(0.01)
 
 
-async def empty(client: Client, timeout_s: float = 1.0) -> None:
+async def empty(client: Client, timeout_s: float = 10.0) -> None:
     """Waits until the broker holds nothing any more."""
     await reaches(client, timeout_s, requests=0, queued=0, running=0, blocks=0, holds=0)
 

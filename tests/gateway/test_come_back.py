@@ -234,7 +234,7 @@ async def test_the_result_is_the_body_of_an_unstreamed_call(http: aiohttp.Client
 # --- leaving
 
 
-async def until(condition: Any, timeout_s: float = 10.0) -> None:
+async def until(condition: Any, timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.01)
@@ -283,7 +283,7 @@ async def test_the_id_of_a_stored_stream_is_known_before_its_first_event(
         await drop(http, call)
         (event,) = await read(response)
     assert json.loads(event.data)["error"]["code"] == "taken_over"
-    await empty(broker, 1.0)
+    await empty(broker)
 
 
 async def test_a_call_that_is_not_stored_ends_with_its_caller(
@@ -295,14 +295,14 @@ async def test_a_call_that_is_not_stored_ends_with_its_caller(
         call = response.headers["x-request-id"]
         await anext(events(response))
         response.close()
-    await empty(broker, 1.0)
+    await empty(broker)
     assert (await status(http, call))["http"] == 404
 
 
 async def test_what_was_delivered_is_forgotten(http: aiohttp.ClientSession, broker: Client) -> None:
     async with http.post("/v1/chat/completions", json={**CHAT, "n": 2}) as response:
         call = response.headers["x-request-id"]
-    await empty(broker, 1.0)
+    await empty(broker)
     assert (await status(http, call))["http"] == 404
 
 
@@ -320,7 +320,7 @@ async def test_who_comes_back_takes_the_call_from_who_had_it(
         *_, last = [event async for event in old]
     assert Joined([first, *more]).text[0] == SAID
     assert json.loads(last.data)["error"]["code"] == "taken_over"
-    await empty(broker, 1.0)
+    await empty(broker)
 
 
 # --- status, and what can't be
@@ -339,7 +339,7 @@ async def test_how_a_call_stands(http: aiohttp.ClientSession, broker: Client) ->
         assert choice["stages"].keys() == {"say", "tone"}
         assert choice["error"] is None
     await drop(http, call)
-    await empty(broker, 1.0)
+    await empty(broker)
 
 
 async def test_a_stored_failure_is_told_again(http: aiohttp.ClientSession) -> None:
@@ -402,4 +402,4 @@ async def test_another_gateway_continues_what_a_killed_one_began(
             with pytest.raises(aiohttp.ClientPayloadError):
                 got += [event async for event in old]
         assert Joined(got + await rest(http, call, got[-1].id)).all == Joined(undisturbed).all
-    await empty(broker, 5.0)
+    await empty(broker)

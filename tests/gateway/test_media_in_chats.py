@@ -173,7 +173,7 @@ async def test_large_pictures_lie_in_shared_memory_until_they_are_done_with(
         "sampling_params_list": [{"hang": True}, {}],
     }
     connection = connect(stack, "/v1/chat/completions", body)
-    status = await reaches(broker, 10.0, running=1)
+    status = await reaches(broker, 20.0, running=1)
     assert status["tables"]["blocks"] == 3
     leave(connection, "FIN")
     await empty(broker)

@@ -68,7 +68,7 @@ async def test_a_gateway_handles_so_many_requests_at_once(stack: Stack, broker: 
             tasks = [
                 asyncio.create_task(session.post("/v1/chat/completions", json=hanging)) for _ in range(2)
             ]
-            await reaches(broker, 5.0, running=2)
+            await reaches(broker, 20.0, running=2)
             async with session.post("/v1/chat/completions", json=CHAT) as response:
                 assert response.status == 503
                 assert int(response.headers["Retry-After"]) >= 1
@@ -78,7 +78,7 @@ async def test_a_gateway_handles_so_many_requests_at_once(stack: Stack, broker: 
                     assert response.status == 200, "probes are always answered"
             for task in tasks:
                 task.cancel()
-            await reaches(broker, 5.0, running=0)
+            await reaches(broker, 20.0, running=0)
             await works(session)
     finally:
         stack.end("small")

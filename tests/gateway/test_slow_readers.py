@@ -49,7 +49,7 @@ async def test_clients_that_never_read(stack: Stack, broker: Client, http: aioht
         connection = connect(stack, "/v1/chat/completions", body)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         readers.append(connection)
-    await reaches(broker, 5.0, requests=READERS)
+    await reaches(broker, 20.0, requests=READERS)
     await works(http)
     await empty(broker, 20.0)  # the stall limit is 2 s here
     grown = anonymous(gateway) - before

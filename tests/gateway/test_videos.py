@@ -73,7 +73,7 @@ async def job(http: aiohttp.ClientSession, **fields: Any) -> str:
 
 
 async def becomes(
-    http: aiohttp.ClientSession, name: str, status: str, timeout_s: float = 20
+    http: aiohttp.ClientSession, name: str, status: str, timeout_s: float = 60
 ) -> dict[str, Any]:
     """Waits for a job."""
     deadline = time.monotonic() + timeout_s
@@ -179,7 +179,7 @@ async def test_a_film_that_is_deleted_ends_at_once(http: aiohttp.ClientSession, 
     await becomes(http, name, "in_progress")
     gone = await ask(http, "DELETE", f"/v1/videos/{name}")
     assert gone == {"id": name, "object": "video.deleted", "deleted": True}
-    await empty(broker, 5.0)
+    await empty(broker)
     for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
         async with http.request(method, f"/v1/videos/{name}{path}") as response:
             assert response.status == 404

@@ -53,7 +53,7 @@ async def run(client: Client, **params: Any) -> tuple[list[str], int]:
 WHOLE = [payload["text"] for payload in PAYLOADS]
 
 
-async def until(house: House, condition: Callable[[], Any], timeout_s: float = 20.0) -> float:
+async def until(house: House, condition: Callable[[], Any], timeout_s: float = 60.0) -> float:
     return await asyncio.to_thread(house.until, condition, timeout_s)
 
 
@@ -104,7 +104,7 @@ async def test_a_killed_guardian_takes_its_engine_along_and_is_replaced(lined: H
         await until(home, lambda: home.stage("line", "a")["chunks"] >= chunks + 2)
         (worker,) = home.stage("line", "a")["workers"]
         os.kill(worker["guardian"], signal.SIGKILL)
-        await until(home, lambda: worker["pid"] not in home.processes(), 2.0)
+        await until(home, lambda: worker["pid"] not in home.processes(), 5.0)
         assert await task == (WHOLE, 2)
     (other,) = home.stage("line", "a")["workers"]
     assert other["guardian"] != worker["guardian"]

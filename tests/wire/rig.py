@@ -28,7 +28,7 @@ from workers.engine import Job
 from workers.worker import WorkerProcess
 
 
-async def eventually(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Lets everything run until the condition is true; fails with ``what`` after the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
