@@ -11,7 +11,7 @@ from adapters.allocator import ALIGNMENT, Allocator, aligned
 SIZE = 64 * ALIGNMENT
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, SIZE // 3)), max_size=120))
 def test_blocks_never_overlap_and_freed_neighbours_join(steps: list[tuple[bool, int]]) -> None:
     allocator = Allocator(SIZE)

@@ -53,7 +53,7 @@ def up_to_a_stop(text: str, stop: list[str]) -> str:
     return text[: min(ends)[1]] if ends else text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts, stops)
 def test_pieces_joined_are_the_text_up_to_the_first_stop(text: str, stop: list[str]) -> None:
     stream = TextStream(tokenizer(), tokens_of("Hello"), stop)
@@ -62,7 +62,7 @@ def test_pieces_joined_are_the_text_up_to_the_first_stop(text: str, stop: list[s
     assert stream.stopped == (joined != text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts, stops, st.integers(0, 40))
 def test_a_stream_fed_again_goes_on_from_the_very_letter(text: str, stop: list[str], cut: int) -> None:
     tokens = tokens_of(text)

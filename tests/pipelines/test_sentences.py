@@ -60,7 +60,7 @@ async def said(*pieces: str) -> list[str]:
 
 
 @given(TEXTS, st.lists(st.integers(0, 9), max_size=100))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_nothing_is_lost_and_division_does_not_matter(text: str, sizes: list[int]) -> None:
     whole = split(text)
     assert "".join(whole) == text
@@ -69,14 +69,14 @@ def test_nothing_is_lost_and_division_does_not_matter(text: str, sizes: list[int
 
 
 @given(TEXTS, st.lists(st.integers(0, 9), max_size=100))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_code_is_dropped_however_the_text_is_divided(text: str, sizes: list[int]) -> None:
     whole, divided = CodeFilter(), CodeFilter()
     assert whole.feed(text) == "".join(divided.feed(piece) for piece in cuts(text, sizes))
 
 
 @given(st.text(max_size=LIMIT) | TEXTS.map(lambda text: text[:LIMIT]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_is_said_is_one_line_with_something_in_it(text: str) -> None:
     sentence = speakable(text)
     assert sentence == " ".join(sentence.split())
