@@ -172,6 +172,10 @@ class WhisperOptions(Options, frozen=True):
     beam_size: Annotated[int, Meta(ge=1, le=32)] = 5
 
 
+class FilmOptions(Options, frozen=True):
+    """Engine ``film``: frames to MP4. It has no settings."""
+
+
 class FunctionOptions(Options, frozen=True):
     """Engine ``function``: small functions without a model, for trying things out and for tests."""
 
@@ -219,6 +223,7 @@ ENGINES: dict[str, EngineInfo] = {
         "workers.engines.vits_decoder:VitsDecoderEngine", VitsDecoderOptions, model=True
     ),
     "whisper": EngineInfo("workers.engines.whisper:WhisperEngine", WhisperOptions, model=True),
+    "film": EngineInfo("workers.engines.film:FilmEngine", FilmOptions, model=False),
     "function": EngineInfo("workers.engines.function:FunctionEngine", FunctionOptions, model=False),
 }
 

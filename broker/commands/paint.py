@@ -99,7 +99,7 @@ async def _paint(
             question = _question(client, asked, given, pipeline)
             begin = time.monotonic()
             async with await submit(client, question) as stream:
-                picture = prints.pixels(await _last(client, stream), "image", 3)
+                picture = prints.pixels(await _last(client, stream))
                 encoded = prints.encode(picture, FORMATS[path.suffix.lower()], QUALITY)
         with draft.writing():
             draft.file.write(encoded)

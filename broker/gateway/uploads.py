@@ -41,13 +41,10 @@ async def load(text: str, field: str, fetcher: Fetcher) -> bytes:
         raise ApiError(f"{field}: not valid base64: {error}", field, code="invalid_base64") from None
 
 
-async def in_thread(work: Callable[[threading.Event], T], slots: asyncio.Semaphore = _slots) -> T:
-    """Runs ``work`` in a thread; the event that it gets is set when nobody waits for it any more.
-
-    ``slots``: how many may run at once. What takes long has its own, so that a picture need not wait for it.
-    """
+async def in_thread(work: Callable[[threading.Event], T]) -> T:
+    """Runs ``work`` in a thread; the event that it gets is set when nobody waits for it any more."""
     stop = threading.Event()
-    async with slots:
+    async with _slots:
         try:
             return await asyncio.to_thread(work, stop)
         finally:

@@ -148,7 +148,7 @@ class Videos:
         streams: list[RequestStream] = []
         with attended(streams, stored=True):
             await self._requests.attach(made, [report], streams)
-            return await video_answer.whole(streams[0])
+            return await video_answer.part(request, streams[0])
 
     async def delete(self, request: web.Request) -> web.Response:
         """Ends a job, and forgets all of it."""

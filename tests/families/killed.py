@@ -34,7 +34,7 @@ async def with_a_kill(
         model: The folder of all its stages.
         asked: With ``partial_images`` and many steps, so that the death comes long before the last one.
         settings: Those of ``--stage``.
-        output: "image" or "video".
+        output: "image" or "frames".
         has: "image" for requests with pictures.
         victim: The denoiser's process number -> whose to kill.
 

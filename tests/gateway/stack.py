@@ -87,9 +87,13 @@ def pipelines() -> list[Pipeline]:
         stages={
             "say": _say(),
             "picture": Stage("function", options={"op": "picture"}, batch=Batch(max_num_seqs=64)),
-            "film": Stage("function", options={"op": "film"}, retry=Retry(attempts=1)),
+            "frames": Stage("function", options={"op": "film"}, retry=Retry(attempts=1)),
+            "film": Stage("film"),
         },
-        edges=[Edge(REQUEST, "say"), Edge(REQUEST, "picture"), Edge(REQUEST, "film")],
+        edges=[
+            *(Edge(REQUEST, stage) for stage in ("say", "picture", "frames")),
+            Edge("frames", "film", stream=False),
+        ],
         endpoints={
             "chat": Endpoint(outputs=["text", "image"]),
             "images": pictures,
@@ -111,6 +115,7 @@ WORKERS = [
     ("senses", "sum"),
     ("sketch", "say"),
     ("sketch", "picture"),
+    ("sketch", "frames"),
     ("sketch", "film"),
 ]
 

@@ -23,7 +23,7 @@ from tests.gateway.stack import attempts, empty, reaches
 
 DRAW = {"model": "sketch", "prompt": "a red boat"}
 LIST = "sampling_params_list[1]"
-HANG = [None, {"hang": True}, None]
+HANG = [None, {"hang": True}, None, None]
 
 ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ""}, "prompt", "1"),
@@ -65,15 +65,19 @@ ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"quality": "high"}, "quality", "not supported"),
     ({"style": "vivid"}, "style", "not supported"),
     ({"background": "transparent"}, "background", "not supported"),
-    ({"sampling_params_list": [None]}, "sampling_params_list", "3 stages"),
+    ({"sampling_params_list": [None]}, "sampling_params_list", "4 stages"),
     (
-        {"sampling_params_list": [None, {"num_inference_steps": 51}, None]},
+        {"sampling_params_list": [None, {"num_inference_steps": 51}, None, None]},
         f"{LIST}.num_inference_steps",
         "50",
     ),
-    ({"sampling_params_list": [None, {"width": 66}, None]}, f"{LIST}.width", "64"),
-    ({"sampling_params_list": [None, {"width": 64, "height": 64}, None]}, f"{LIST}.width", "2048"),
-    ({"sampling_params_list": [None, {"guidance_scale": "x"}, None]}, f"{LIST}.guidance_scale", "float"),
+    ({"sampling_params_list": [None, {"width": 66}, None, None]}, f"{LIST}.width", "64"),
+    ({"sampling_params_list": [None, {"width": 64, "height": 64}, None, None]}, f"{LIST}.width", "2048"),
+    (
+        {"sampling_params_list": [None, {"guidance_scale": "x"}, None, None]},
+        f"{LIST}.guidance_scale",
+        "float",
+    ),
     ({"width": 32}, "width", "WIDTHxHEIGHT"),
     ({"height": 32}, "height", "WIDTHxHEIGHT"),
     ({"num_images_per_prompt": 2}, "num_images_per_prompt", "say n"),
@@ -230,7 +234,7 @@ async def test_edits_honour_n_size_and_strength(http: aiohttp.ClientSession) -> 
 
 async def test_a_form_says_a_list_of_objects_as_json(http: aiohttp.ClientSession) -> None:
     weak = await edit(http, BLACK, strength="0.25")
-    listed = await edit(http, BLACK, sampling_params_list='[null, {"strength": 0.25}, null]')
+    listed = await edit(http, BLACK, sampling_params_list='[null, {"strength": 0.25}, null, null]')
     assert listed["data"] == weak["data"]
 
 
@@ -257,7 +261,7 @@ EDIT_ROWS: list[tuple[list[tuple[str, bytes | str]], int, str]] = [
     ([("image", file(BLACK)), ("sampling_params_list", "3")], 400, "sampling_params_list"),
     ([("image", file(BLACK)), ("sampling_params_list[]", "{}")], 400, "sampling_params_list"),
     (
-        [("image", file(BLACK)), ("sampling_params_list", '[null, {"strength": 2}, null]')],
+        [("image", file(BLACK)), ("sampling_params_list", '[null, {"strength": 2}, null, null]')],
         400,
         f"{LIST}.strength",
     ),
@@ -323,7 +327,7 @@ async def test_a_stream_of_several_tells_them_apart_and_counts_once(http: aiohtt
 
 
 async def test_a_failure_in_a_stream_is_an_error_event(http: aiohttp.ClientSession) -> None:
-    breaks = [None, {"raise": "paint ran out", "at": 1}, None]
+    breaks = [None, {"raise": "paint ran out", "at": 1}, None, None]
     first, error = await events(http, partial_images=1, sampling_params_list=breaks)
     assert first["type"] == "image_generation.partial_image"
     assert "paint ran out" in error["error"]["message"]

@@ -22,7 +22,7 @@ from tests.gateway.test_images import BLACK, DRAW, file
 FILM = {**DRAW, "seed": 1, "num_frames": 5, "size": "32x16"}
 LONG = {"num_frames": None}
 LIST = "sampling_params_list[2]"
-HALF = [None, None, {"hang": True, "at": 1}]  #: of the film is there, the rest never comes
+HALF = [None, None, {"hang": True, "at": 1}, None]  #: of the frames is there, the rest never comes
 
 ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": " "}, "prompt", "text"),
@@ -39,8 +39,8 @@ ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"fps": 0}, "fps", "0"),
     ({"num_inference_steps": 0}, "num_inference_steps", "from 1 to 50"),
     ({"guidance_scale": 21}, "guidance_scale", "from 0 to 20"),
-    ({"sampling_params_list": [None, None, {"num_frames": 34}]}, f"{LIST}.num_frames", "33"),
-    ({"sampling_params_list": [None, None, {"fps": 1e9}]}, f"{LIST}.fps", "120"),
+    ({"sampling_params_list": [None, None, {"num_frames": 34}, None]}, f"{LIST}.num_frames", "33"),
+    ({"sampling_params_list": [None, None, {"fps": 1e9}, None]}, f"{LIST}.fps", "120"),
     ({"input_reference": {"image_url": "http://127.0.0.1/x.png"}}, "input_reference.image_url", "links"),
     ({"input_reference": {}}, "input_reference.image_url", "missing"),
     ({"model": "echo"}, "model", "no videos endpoint"),
@@ -51,12 +51,12 @@ ROWS: list[tuple[dict[str, Any], str, str]] = [
 async def test_a_wrong_field_is_refused_by_name(
     http: aiohttp.ClientSession, broker: Client, change: dict[str, Any], param: str, says: str
 ) -> None:
-    before = attempts(await broker.inspect("status"), "sketch", "film")
+    before = attempts(await broker.inspect("status"), "sketch", "frames")
     async with http.post("/v1/videos", json={**FILM, **change}) as response:
         error = (await response.json())["error"]
         assert (response.status, error["param"]) == (400, param), error
     assert says in error["message"]
-    assert attempts(await broker.inspect("status"), "sketch", "film") == before
+    assert attempts(await broker.inspect("status"), "sketch", "frames") == before
 
 
 async def ask(http: aiohttp.ClientSession, method: str, path: str, **more: Any) -> dict[str, Any]:
@@ -105,7 +105,7 @@ async def clean(http: aiohttp.ClientSession) -> AsyncIterator[None]:
 
 
 @pytest.mark.usefixtures("clean")
-async def test_a_film_is_what_was_asked(http: aiohttp.ClientSession) -> None:
+async def test_a_film_is_what_was_asked(http: aiohttp.ClientSession, broker: Client) -> None:
     name = await job(http, fps=4)
     done = await becomes(http, name, "completed")
     assert (done["progress"], done["size"], done["seconds"], done["seed"]) == (100, "32x16", "1.25", 1)
@@ -115,6 +115,8 @@ async def test_a_film_is_what_was_asked(http: aiohttp.ClientSession) -> None:
     assert (images.shape, fps) == ((5, 16, 32, 3), 4.0)
     assert (np.diff(images.reshape(5, -1).sum(1)) > 0).all()  # it grows lighter
     assert await content(http, name) == await content(http, name)
+    status = await broker.inspect("status")
+    assert status["tables"]["blocks"] <= 1, "the pixels are kept beside the file"
     other = await job(http, fps=4, seed=2)
     await becomes(http, other, "completed")
     assert (frames(await content(http, other))[0] != images).any()
@@ -150,8 +152,8 @@ async def test_a_film_can_begin_with_a_picture(http: aiohttp.ClientSession) -> N
 @pytest.mark.usefixtures("clean")
 async def test_progress_shows_and_an_unfinished_film_has_no_content(http: aiohttp.ClientSession) -> None:
     name = await job(http, sampling_params_list=HALF)
-    deadline = time.monotonic() + 10
-    while (found := await ask(http, "GET", f"/v1/videos/{name}"))["progress"] != 50:
+    deadline = time.monotonic() + 60
+    while (found := await ask(http, "GET", f"/v1/videos/{name}"))["progress"] != 25:
         assert time.monotonic() < deadline, found
         await asyncio.sleep(0.01)
     assert found["status"] == "in_progress"
@@ -162,7 +164,7 @@ async def test_progress_shows_and_an_unfinished_film_has_no_content(http: aiohtt
 async def test_a_film_that_fails_says_why_and_is_forgotten_when_told(
     http: aiohttp.ClientSession, broker: Client
 ) -> None:
-    name = await job(http, sampling_params_list=[None, None, {"raise": "no film in the camera"}])
+    name = await job(http, sampling_params_list=[None, None, {"raise": "no film in the camera"}, None])
     failed = await becomes(http, name, "failed")
     assert "no film in the camera" in failed["error"]["message"]
     async with http.get(f"/v1/videos/{name}/content") as response:
@@ -235,3 +237,24 @@ async def test_the_official_client_makes_a_film(openai: AsyncOpenAI) -> None:
     assert frames(data)[0].shape == (33, 16, 32, 3)
     assert [found.id async for found in openai.videos.list(limit=1)] == [made.id]
     assert (await openai.videos.delete(made.id)).deleted
+
+
+@pytest.mark.usefixtures("clean")
+async def test_players_get_the_part_that_they_ask_for(http: aiohttp.ClientSession) -> None:
+    name = await job(http)
+    await becomes(http, name, "completed")
+    whole = await content(http, name)
+    size = len(whole)
+    for wanted, status, first, end in (
+        ("bytes=0-99", 206, 0, 100),
+        ("bytes=100-", 206, 100, size),
+        ("bytes=-50", 206, size - 50, size),
+        (f"bytes=10-{10 * size}", 206, 10, size),
+        ("bytes=0-1,5-9", 200, 0, size),
+        ("frames=0-1", 200, 0, size),
+        (f"bytes={size}-", 416, 0, 0),
+    ):
+        async with http.get(f"/v1/videos/{name}/content", headers={"Range": wanted}) as response:
+            assert (response.status, await response.read()) == (status, whole[first:end]), wanted
+            span = {206: f"bytes {first}-{end - 1}/{size}", 416: f"bytes */{size}"}.get(status)
+            assert response.headers.get("Content-Range") == span

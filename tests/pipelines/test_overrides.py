@@ -76,6 +76,7 @@ STAGE_OF = {
     "diffusion-text": ("sd3", "text"),
     "diffusion": ("sd3", "denoiser"),
     "diffusion-vae": ("sd3", "vae"),
+    "film": ("wan2_2", "film"),
     "vits-acoustic": ("voice", "talker"),
     "vits-decoder": ("voice", "code2wav"),
     "whisper": ("voice", "ears"),

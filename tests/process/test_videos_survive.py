@@ -17,8 +17,11 @@ Houses = Callable[..., House]
 FILM = {
     "name": "film",
     "outputs": {"video": "film"},
-    "stages": {"film": {"engine": "function", "options": {"op": "film"}}},
-    "edges": [{"from": "request", "to": "film"}],
+    "stages": {
+        "frames": {"engine": "function", "options": {"op": "film"}},
+        "film": {"engine": "film"},
+    },
+    "edges": [{"from": "request", "to": "frames"}, {"from": "frames", "to": "film", "stream": False}],
     "endpoints": {"videos": {"outputs": ["video"]}},
 }
 
@@ -49,9 +52,9 @@ def completed(house: House, name: str) -> dict[str, Any]:
 
 def test_films_survive_the_death_of_gateway_and_broker(house: Houses, tmp_path: Path) -> None:
     home = house("--pipeline", write(tmp_path, FILM))
-    done, slow = job(home), job(home, sampling_params_list=[{"chunk_sleep_s": 0.5}])
+    done, slow = job(home), job(home, sampling_params_list=[{"chunk_sleep_s": 0.5}, None])
     before, file = completed(home, done), call(home, "GET", f"/v1/videos/{done}/content")
-    home.until(lambda: stands(home, slow)["progress"] == 50)
+    home.until(lambda: stands(home, slow)["progress"] == 25)
     for name in ("broker.gateway", "broker.server"):
         os.kill(home.process_of(name), signal.SIGKILL)
     home.until(lambda: home.get(f"/v1/videos/{done}")[0] == 200)

@@ -30,6 +30,6 @@ async def test_a_film_whose_denoiser_is_killed_is_that_of_diffusers(
 ) -> None:
     # Nobody brings a picture, so nobody waits for those who would look at it.
     asked = (REQUEST, {**PARAMS, "partial_images": 3}, 7)
-    films = await with_a_kill(house, "wan2_2", made("t2v"), asked, "picture.replicas=0", output="video")
+    films = await with_a_kill(house, "wan2_2", made("t2v"), asked, "picture.replicas=0", output="frames")
     ours = Painted({"denoiser": [{"latents": theirs.latents}], "vae": [films[-1]]})
     assert_same(ours, theirs)  # the frames; latents stay between the stages
