@@ -10,6 +10,7 @@ import argparse
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,6 @@ from pipelines import models
 from pipelines.errors import ModelError
 from pipelines.loader import load
 from pipelines.progress import Console
-from scripts.ports import free_port
 
 QUESTION = "What is the capital of France?"
 PIPELINE = "voice"
@@ -100,8 +100,7 @@ def pull_models() -> None:
 @contextmanager
 def server(folder: Path, pipeline: str = PIPELINE) -> Iterator[tuple[str, Path]]:
     """A server on a free port, with folders of its own; gives its address and its log. Stopped after."""
-    port = free_port()
-    command = [sys.executable, "-P", "-m", "broker.cli", "start", "--pipeline", pipeline, "--port", str(port)]
+    command = [sys.executable, "-P", "-m", "broker.cli", "start", "--pipeline", pipeline, "--port", "0"]
     log = folder / "server.log"
     with log.open("wb") as output:
         # It stops when its standard input ends: even if this process is killed, nothing is left running.
@@ -118,13 +117,22 @@ def server(folder: Path, pipeline: str = PIPELINE) -> Iterator[tuple[str, Path]]
             start_new_session=True,  # Ctrl-C is for us
         )
     try:
-        yield f"http://127.0.0.1:{port}", log
+        yield address(process, log), log
     except (DemoError, OpenAIError):
         tell(f"--- the end of the server's log\n{tail(log)}")
         raise
     finally:
         # It closes its input, which stops it. A signal besides would be the second, and wait for nothing.
         process.communicate(timeout=120)
+
+
+def address(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Where the server listens: it says so, as soon as it has found a free port."""
+    while process.poll() is None:
+        if found := re.search(r"listening on (http\S+)\s", log.read_text(errors="replace")):
+            return found[1]
+        time.sleep(0.05)
+    raise DemoError(f"the server has ended with code {process.returncode}")
 
 
 def tail(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""Ports for what the tests, the benches and the demo start."""
+"""Ports for what the tests and the benches start."""
 
 from __future__ import annotations
 
