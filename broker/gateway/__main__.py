@@ -23,6 +23,7 @@ from broker.gateway.link import BrokerLink
 from broker.gateway.metrics import Metrics
 from broker.gateway.room import Room
 from broker.gateway.settings import Settings, add_options
+from broker.gateway.silence import Silence
 
 log = logging.getLogger("gateway")
 
@@ -70,7 +71,8 @@ async def serve(host: str, port: int, address: str | None, data_host: str | None
     except (AddressError, ApiKeysError) as error:
         log.error("%s", error)
         return 2
-    app = make_app(Context(link, settings, Metrics(), api_keys, Room(settings.max_decoded_mb)))
+    silence = Silence(settings.stall_s)
+    app = make_app(Context(link, settings, Metrics(), api_keys, Room(settings.max_decoded_mb)), silence)
     # A compressed body could become a huge one while it comes in; the guard refuses it instead.
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, shutdown_timeout=LEAVE_S, auto_decompress=False
@@ -89,7 +91,10 @@ async def serve(host: str, port: int, address: str | None, data_host: str | None
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # Decoding and encoding need them, and their import takes longer than a first request should.
     preload = asyncio.create_task(asyncio.to_thread(_preload))
+    assert runner.server is not None
+    looking = asyncio.create_task(silence.end(runner.server))
     await stop.wait()
+    looking.cancel()
     await preload
     await runner.cleanup()
     await link.close()

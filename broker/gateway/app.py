@@ -10,15 +10,17 @@ from broker.gateway.guard import later, make_guard
 from broker.gateway.health import Health
 from broker.gateway.images import Images
 from broker.gateway.requests import Requests
+from broker.gateway.silence import Silence
 from broker.gateway.speech import SpeechEndpoint
 from broker.gateway.transcriptions import Transcriptions
 from broker.gateway.videos import Videos
 
 
-def make_app(context: Context) -> web.Application:
+def make_app(context: Context, silence: Silence) -> web.Application:
     """Builds the application. Run it with ``handler_cancellation``: a client that leaves ends its handler."""
     app = web.Application(
-        client_max_size=int(context.settings.max_body_mb * 2**20), middlewares=[make_guard(context)]
+        client_max_size=int(context.settings.max_body_mb * 2**20),
+        middlewares=[silence.hear, make_guard(context)],
     )
     health, requests = Health(context), Requests(context)
     images, videos = Images(context), Videos(context, requests)

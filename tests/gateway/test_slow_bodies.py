@@ -1,4 +1,4 @@
-"""Callers that send slowly are waited for; those that send nothing any more hold no place."""
+"""Callers that send slowly are waited for; those that send nothing, or nothing any more, hold no place."""
 
 from __future__ import annotations
 
@@ -58,3 +58,31 @@ async def test_a_body_that_comes_slowly_is_taken(stack: Stack, http: aiohttp.Cli
 
     async with http.post("/v1/chat/completions", data=slowly()) as response:
         assert response.status == 200, await response.text()
+
+
+@pytest.mark.parametrize("begin", [b"", b"G", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"])
+async def test_a_connection_without_a_request_is_closed(stack: Stack, begin: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.port)
+    began = asyncio.get_running_loop().time()
+    try:
+        writer.write(begin)
+        async with asyncio.timeout(STALL_S + 30):
+            assert await reader.read() == b""
+        assert asyncio.get_running_loop().time() - began >= STALL_S - 0.1
+    finally:
+        writer.close()
+
+
+async def test_a_connection_that_has_asked_is_kept_for_the_next_request(stack: Stack) -> None:
+    quick_reader, quick = await asyncio.open_connection("127.0.0.1", stack.port)
+    mute_reader, mute = await asyncio.open_connection("127.0.0.1", stack.port)
+    try:
+        for _ in range(2):
+            quick.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with asyncio.timeout(30):
+                assert b"200" in await quick_reader.readline()
+                await quick_reader.readuntil(b"}")
+                assert await mute_reader.read() == b"", "it came later, and has not asked"
+    finally:
+        quick.close()
+        mute.close()

@@ -22,6 +22,7 @@ from broker.gateway.link import BrokerLink
 from broker.gateway.metrics import Metrics
 from broker.gateway.room import Room
 from broker.gateway.settings import Settings
+from broker.gateway.silence import Silence
 from broker.keys import Keys, make
 from broker.protocol import Inspect, Report
 from pipelines.loader import load
@@ -147,7 +148,10 @@ def test_ports_and_names_fit_together() -> None:
 async def test_probes_and_scrapes_ask_for_what_there_is() -> None:
     settings = Settings()
     link = BrokerLink("ipc:///nowhere")
-    app = make_app(Context(link, settings, Metrics(), ApiKeys(), Room(settings.max_decoded_mb)))
+    app = make_app(
+        Context(link, settings, Metrics(), ApiKeys(), Room(settings.max_decoded_mb)),
+        Silence(settings.stall_s),
+    )
     there = {
         route.resource.canonical for route in app.router.routes() if route.method == "GET" and route.resource
     }
