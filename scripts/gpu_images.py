@@ -156,7 +156,7 @@ async def _painted(rigs: Any, family: Family, folder: Path, settings: list[str],
 
 
 def _exact(family: Family) -> list[str]:
-    return [f"{name}.dtype=float32" for name in load(family.pipeline).stages]
+    return [f"{name}.dtype=float32" for name, stage in load(family.pipeline).stages.items() if stage.model]
 
 
 def _broken(options: argparse.Namespace) -> list[str]:
