@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,8 +14,9 @@ import zmq
 from hypothesis import HealthCheck, settings
 
 from tests.house import House, empty_house
-from tests.leftovers import children, descriptors, descriptors_above, files_in, until
+from tests.leftovers import children, descriptors, descriptors_above, files_in, resident_mb, until
 
+GROWN_MB = 512  #: more than that after a test is taken for garbage
 GONE_S = 20.0  #: processes and sockets that are being closed get so long
 
 # How long an example takes is no property of ours: a machine may stand still in the middle of one.
@@ -32,6 +34,21 @@ def _descriptors_of_libraries() -> None:
         one.send(bytes(1 << 20), copy=False)
         other.recv()
     uvloop.new_event_loop().close()
+
+
+@pytest.fixture(scope="session")
+def _resident() -> list[int]:
+    """MiB of memory in use after the last collection."""
+    return [resident_mb()]
+
+
+@pytest.fixture(autouse=True)
+def _no_garbage(_resident: list[int]) -> Iterator[None]:
+    """Engines that a test has stopped are cycles of few objects, so Python would keep gigabytes of them."""
+    yield
+    if resident_mb() > _resident[0] + GROWN_MB:
+        gc.collect()
+        _resident[0] = resident_mb()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Finding what a test may have left: processes, files, open descriptors."""
+"""Finding what a test may have left: processes, files, open descriptors, memory."""
 
 from __future__ import annotations
 
@@ -58,3 +58,9 @@ def descriptors_above(number: int) -> bool:
     if descriptors() > number:
         gc.collect()
     return descriptors() > number
+
+
+def resident_mb() -> int:
+    """Memory that this process has in use, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
