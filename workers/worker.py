@@ -21,6 +21,7 @@ import uvloop
 from adapters.arena import SharedMemory
 from adapters.chunk import Payload, body_fields, find_nonfinite, pack, pack_wait, unpack
 from adapters.handle import AdapterError, ArenaFull, Chunk
+from adapters.let_go import let_go
 from adapters.store import open_store
 from broker.abroad import Abroad
 from broker.protocol import (
@@ -264,12 +265,14 @@ class WorkerProcess:
                 raise asyncio.CancelledError
             job = running.job = await self._make_job(running)
             await self._emit_all(running, job)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             failed = Failed(*running.name, "cancelled")
+            let_go(error)
         except Exception as error:
             if not is_known(error):
                 log.exception("request %d failed", assign.request)
             failed = failure(running.name, self.settings.stage, error)
+            let_go(error)
         del self.running[running.name]
         if running.inputs is not None:
             running.inputs.close()

@@ -83,8 +83,12 @@ async def test_a_gateway_with_little_room_tells_callers_to_come_back(stack: Stac
         body = {"model": "senses", "messages": [{"role": "user", "content": [image(noise(300, 300, 1))]}]}
         async with http.post("/v1/chat/completions", json=body) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        bad = {"type": "image_url", "image_url": {"url": uri(png(NOISE)[:-100])}}
+        broken = {"model": "senses", "messages": [{"role": "user", "content": [image(NOISE), bad]}]}
         for number in range(50):  # together they are more than there is room for
             assert words(await said(http, [text(str(number)), image(NOISE)]))
+            async with http.post("/v1/chat/completions", json=broken) as response:
+                assert response.status == 400, await response.text()
     assert stack.end("little") == 0
 
 
