@@ -128,9 +128,12 @@ def server(folder: Path, pipeline: str = PIPELINE) -> Iterator[tuple[str, Path]]
 
 def address(process: subprocess.Popen[bytes], log: Path) -> str:
     """Where the server listens: it says so, as soon as it has found a free port."""
+    deadline = time.monotonic() + READY_S
     while process.poll() is None:
         if found := re.search(r"listening on (http\S+)\s", log.read_text(errors="replace")):
             return found[1]
+        if time.monotonic() > deadline:
+            raise DemoError(f"the server has opened no port after {READY_S:.0f} s")
         time.sleep(0.05)
     raise DemoError(f"the server has ended with code {process.returncode}")
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 
 from adapters.chunk import Payload
 from tests.engines.helpers import collect, job, stage
+from tests.films import played
 from workers.engine import ItemError
 from workers.engines.film import FilmEngine
 
@@ -27,25 +26,19 @@ def frames(count: int, height: int = 16, width: int = 32, level: int = 100) -> n
     return np.full((count, height, width, 3), level, np.uint8)
 
 
-def look(file: bytes) -> tuple[np.ndarray, float]:
-    with av.open(io.BytesIO(file)) as film:
-        images = np.stack([frame.to_ndarray(format="rgb24") for frame in film.decode(video=0)])
-        return images, float(film.streams.video[0].average_rate or 0)
-
-
 async def test_a_film_has_all_frames_in_order_and_what_is_partial_is_left_out() -> None:
     early = {"frames": frames(3, level=0), "fps": 10, "partial": 0}
     file = await made(
         early, {"frames": frames(2), "fps": 12.5}, {"frames": frames(3, level=200), "fps": 12.5}
     )
-    images, fps = look(file)
+    images, fps = played(file)
     assert (images.shape, fps) == ((5, 16, 32, 3), 12.5)
     assert np.abs(images.astype(int) - np.array([100, 100, 200, 200, 200])[:, None, None, None]).max() < 4
     assert file.index(b"moov") < file.index(b"mdat"), "a player must wait for the end"
 
 
 async def test_odd_edges_get_a_row_more() -> None:
-    images, _ = look(await made({"frames": frames(2, 15, 31), "fps": 8}))
+    images, _ = played(await made({"frames": frames(2, 15, 31), "fps": 8}))
     assert images.shape == (2, 16, 32, 3)
 
 
@@ -87,4 +80,4 @@ async def test_a_job_that_is_cancelled_stops_the_encoder() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     (payload,) = await collect(engine, job(GOOD))
-    assert len(look(bytes(payload["mp4"]))[0]) == 1
+    assert len(played(bytes(payload["mp4"]))[0]) == 1
