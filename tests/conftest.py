@@ -13,8 +13,9 @@ import uvloop
 import zmq
 from hypothesis import HealthCheck, settings
 
+from scripts.leftovers import files_in
 from tests.house import House, empty_house
-from tests.leftovers import children, descriptors, descriptors_above, files_in, resident_mb, until
+from tests.leftovers import children, descriptors, descriptors_above, resident_mb, until
 
 GROWN_MB = 512  #: more than that after a test is taken for garbage
 GONE_S = 20.0  #: processes and sockets that are being closed get so long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,8 +22,9 @@ from broker.protocol import (
     Letters,
 )
 from scripts.benchmarks.asked import asked
+from scripts.leftovers import files_in, kill_all, processes_of
 from scripts.ports import free_port
-from tests.leftovers import files_in, processes_of, until
+from tests.leftovers import until
 
 START_S = 120.0  #: idle machines need a few seconds, busy ones many
 STOP_S = 60.0
@@ -84,6 +84,15 @@ class House:
         self.process.wait()
         self.process = None
 
+    def loses_power(self) -> None:
+        """Every process is killed at once, and shared memory is gone; what is on disk stays."""
+        kill_all(self.folder)
+        if self.process is not None:
+            self.kill()
+        for folder in (self.shm_dir, self.run_dir):
+            for file in files_in(folder):
+                (folder / file).unlink()
+
     def stop(self) -> None:
         """Ends what still runs, and checks that no process, socket, memory or state is left.
 
@@ -103,8 +112,7 @@ class House:
                 left = files_in(folder)
                 assert left == [], f"{folder} holds {left}; the log:\n{self.log}"
         finally:
-            for pid in self.processes():
-                os.kill(pid, signal.SIGKILL)
+            kill_all(self.folder)
 
     # --- looking at it
 

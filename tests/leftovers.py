@@ -18,31 +18,10 @@ def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -
         time.sleep(0.01)
 
 
-def processes_of(folder: Path) -> dict[int, str]:
-    """Processes that were told of a folder, in their environment: id -> command line. Zombies have none."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if process.name != str(os.getpid()) and os.fsencode(folder) in (process / "environ").read_bytes():
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ").strip()
-        except OSError:
-            continue
-    return found
-
-
-def files_in(folder: Path) -> list[str]:
-    """Everything below a folder but folders; others may be removing some (rglob would mind, walk doesn't)."""
-    return sorted(
-        os.path.relpath(os.path.join(above, name), folder)
-        for above, _, names in os.walk(folder)
-        for name in names
-    )
-
-
-def children() -> set[int]:
-    """Child processes of this one, also dead ones that nobody has waited for."""
+def children(pid: int | str = "self") -> set[int]:
+    """Child processes of a process, also dead ones that nobody has waited for."""
     found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
             found |= {int(pid) for pid in (task / "children").read_text().split()}
     return found

@@ -27,6 +27,7 @@ from broker.protocol import (
 from scripts.benchmarks.asked import asked
 from scripts.benchmarks.house import GONE_S, PREFIX, START_S, STOP_S, Leaks
 from scripts.benchmarks.lan import Lan, Traffic
+from scripts.leftovers import files_in
 
 BROKER_PORT, GATEWAY_PORT = 5555, 8000
 ANSWER_MS = 3000
@@ -158,8 +159,7 @@ class Host:
 
     def files(self) -> list[str]:
         """Everything in its folders but folders."""
-        folders = (self.run_dir, self.state_dir)
-        return sorted(str(p) for folder in folders for p in folder.rglob("*") if not p.is_dir())
+        return [*files_in(self.run_dir), *files_in(self.state_dir)]
 
 
 class Worker(NamedTuple):

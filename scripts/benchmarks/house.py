@@ -20,6 +20,7 @@ import aiohttp
 from adapters.segment import shm_dir
 from adapters.sweep import segments
 from broker.client import BrokerError, Client
+from scripts.leftovers import files_in
 from scripts.ports import free_port
 
 PREFIX = "omni-bench-"
@@ -146,9 +147,8 @@ class House:
             send(process.pid, signal.SIGKILL)
         if self._process is not None:
             await self._process.wait()
-        shared = [path for path in self.shm_dir.rglob("*") if not path.is_dir()]
-        files = [p for sub in (self.run_dir, self.state_dir) for p in sub.rglob("*") if not p.is_dir()]
-        return Leaks(len(left), len(shared), len(files))
+        files = len(files_in(self.run_dir)) + len(files_in(self.state_dir))
+        return Leaks(len(left), len(files_in(self.shm_dir)), files)
 
     async def _gone(self) -> list[Running]:
         """Waits until no process is left; those that still are after a while."""

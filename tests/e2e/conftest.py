@@ -20,6 +20,7 @@ import openai
 import pytest
 
 from broker.client import Client
+from scripts.leftovers import processes_of
 from scripts.ports import free_port
 
 START_S = 240.0  #: vLLM takes up to a minute on two cores, more when models must be pulled
@@ -60,7 +61,7 @@ class House:
 
     def process_of(self, module: str) -> int:
         """The one process that runs a module of ours."""
-        (pid,) = (pid for pid, command in _processes_of(self.folder).items() if module in command.split())
+        (pid,) = (pid for pid, command in processes_of(self.folder).items() if module in command.split())
         return pid
 
     def stop(self) -> None:
@@ -68,22 +69,7 @@ class House:
         self.process.terminate()
         assert self.process.wait(90) == 0, self.log.read_text()[-4000:]
         assert not list(self.shm.iterdir())
-        assert not _processes_of(self.folder)
-
-
-def _processes_of(folder: Path) -> dict[int, str]:
-    """Process ids and command lines of processes that have the folder in their environment."""
-    found = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                process.name != str(os.getpid())
-                and str(folder).encode() in (process / "environ").read_bytes()
-            ):
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
-        except OSError:
-            continue
-    return found
+        assert not processes_of(self.folder)
 
 
 @pytest.fixture(scope="session")

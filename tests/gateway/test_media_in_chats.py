@@ -194,7 +194,7 @@ async def test_a_gateway_that_waits_for_an_answer_keeps_no_pixels(stack: Stack, 
     before = private_mb()
     connection = connect(stack, "/v1/chat/completions", body)
     await reaches(broker, 20.0, running=1)
-    until(lambda: private_mb() - before < 25, "the pixels to go", 5.0)
+    until(lambda: private_mb() - before < 25, "the pixels to go", 20.0)
     leave(connection, "FIN")
     await empty(broker)
 

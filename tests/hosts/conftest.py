@@ -10,7 +10,8 @@ import pytest
 
 from pipelines import models
 from pipelines.loader import load
-from tests.leftovers import descriptors, descriptors_above, files_in, until
+from scripts.leftovers import files_in
+from tests.leftovers import descriptors, descriptors_above, until
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         opened = descriptors()
         yield folder
         assert files_in(folder) == []
-        until(lambda: not descriptors_above(opened), "descriptors to be closed", 5.0)
+        until(lambda: not descriptors_above(opened), "descriptors to be closed")
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from adapters.chunk import Payload
 from broker.client import Client
 from scripts.benchmarks.hosts import Cluster, Host, cluster
 from scripts.benchmarks.lan import missing
+from scripts.leftovers import files_in
 from tests.adapters.moon import need
 from tests.hosts.rig import Song, document, sit_on, until
 from tests.process.steps_engine import HANGS_AT, STEPS, advance, begin
@@ -97,9 +98,8 @@ def lose(host: Host) -> None:
     host.cut()
     host.kill_all()
     for folder in (host.shm_dir, host.run_dir, host.state_dir):
-        for path in folder.rglob("*"):
-            if not path.is_dir():
-                path.unlink()
+        for file in files_in(folder):
+            (folder / file).unlink()
 
 
 async def test_an_edge_over_mooncake_needs_no_shared_memory(three: Cluster, client: Client) -> None:

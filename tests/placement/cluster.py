@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scripts.leftovers import kill_all, processes_of
 from scripts.ports import free_port
 from tests.house import House
-from tests.leftovers import processes_of, until
+from tests.leftovers import until
 
 START_S = 120.0
 STOP_S = 10.0
@@ -83,8 +82,7 @@ class Cluster:
 
     def lose(self, name: str) -> None:
         """SIGKILL to all that runs on a node."""
-        for pid in processes_of(self.folder(name)):
-            os.kill(pid, signal.SIGKILL)
+        kill_all(self.folder(name))
 
     def node_of(self, pid: int) -> str:
         """The node that a process is on."""
@@ -109,8 +107,7 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for pid in processes_of(self._home.folder / "nodes"):
-            os.kill(pid, signal.SIGKILL)
+        kill_all(self._home.folder / "nodes")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import numpy as np
 
 from adapters.chunk import Payload
 from broker.client import Client, RequestStream
+from scripts.leftovers import files_in
 from tests.house import House, line, write
-from tests.leftovers import until
 from tests.process.steps_engine import HANGS_AT, STEPS, advance, begin
 
 ROOT = Path(__file__).parents[2]
@@ -51,17 +50,6 @@ async def killed_at_a_step(home: House) -> list[Payload]:
                 os.kill(pid, signal.SIGKILL)
             del payload
     return given
-
-
-def machine_goes_down(home: House) -> None:
-    """Every process is killed at once, and shared memory is gone."""
-    for pid in home.processes():
-        with suppress(ProcessLookupError):  # each dies with its parent, too
-            os.kill(pid, signal.SIGKILL)
-    home.kill()
-    until(lambda: not home.processes(), "all processes to end", 5.0)
-    for file in (*home.shm_dir.iterdir(), *home.run_dir.iterdir()):
-        file.unlink()
 
 
 def kept(payload: Payload) -> Payload:
@@ -102,6 +90,11 @@ async def test_the_next_attempt_goes_on_at_the_step_of_the_last_checkpoint(
     await asyncio.to_thread(home.until, lambda: home.status()["tables"]["blocks"] == 0)
 
 
+def copies(home: House) -> list[str]:
+    """The files of the request that is kept on disk."""
+    return [file for file in files_in(home.state_dir) if "/on-disk-please/" in file]
+
+
 async def test_a_state_on_disk_survives_the_machine_and_older_ones_make_room(
     house: Callable[..., House], tmp_path: Path
 ) -> None:
@@ -112,9 +105,8 @@ async def test_a_state_on_disk_survives_the_machine_and_older_ones_make_room(
         while len(given) < HANGS_AT:
             given.append(kept((await anext(stream))[1]))
         # Each payload has a copy on disk, and the last two states (one more is on its way out).
-        copies = list(home.state_dir.glob("**/on-disk-please/*"))
-        assert HANGS_AT + 2 <= len(copies) <= HANGS_AT + 3
-        machine_goes_down(home)
+        await asyncio.to_thread(home.until, lambda: HANGS_AT + 2 <= len(copies(home)) <= HANGS_AT + 3)
+        home.loses_power()
     home.start("--pipeline", str(tmp_path / "pipeline.yaml"), "--checkpoint", "disk")
     assert_undisturbed(given + await the_rest(home, "on-disk-please"))
-    await asyncio.to_thread(home.until, lambda: not list(home.state_dir.glob("**/on-disk-please/*")))
+    await asyncio.to_thread(home.until, lambda: not copies(home))

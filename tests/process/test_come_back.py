@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import aiohttp
 import pytest
 
 from tests.house import House, line, write
-from tests.leftovers import files_in
 
 Houses = Callable[..., House]
 
@@ -119,14 +117,9 @@ async def test_the_rest_of_a_stream_after_everything_was_killed(house: Houses) -
             call = response.headers["x-request-id"]
             stream = events(response)
             got = [await anext(stream) for _ in range(6)]
-            for pid in home.processes():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            home.loses_power()
             with pytest.raises(aiohttp.ClientPayloadError):
                 got += [event async for event in stream]
-    home.kill()
-    for file in files_in(home.shm_dir):
-        (home.shm_dir / file).unlink()  # shared memory goes with its machine
     home.start("--pipeline", "echo", "--checkpoint", "disk")
     async with (
         aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session,

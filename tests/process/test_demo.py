@@ -8,7 +8,7 @@ from pathlib import Path
 from openai import OpenAI
 
 from scripts.demonstration import server, wait_until_ready
-from tests.leftovers import files_in
+from scripts.leftovers import files_in
 
 
 def test_the_demo_stops_its_server_in_order(leaves_nothing: Path) -> None:

@@ -17,6 +17,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,11 @@ def listening(pids: dict[int, str]) -> dict[str, set[str]]:
     """The TCP addresses (as the kernel writes them) and the paths at which these processes listen."""
     inodes: set[str] = set()
     for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = os.readlink(link)
-            except OSError:
-                continue  # closed meanwhile
-            if found := re.fullmatch(r"socket:\[(\d+)\]", target):
-                inodes.add(found[1])
+        with suppress(FileNotFoundError):  # it has ended meanwhile
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    if found := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(link)):
+                        inodes.add(found[1])
     addresses: dict[str, set[str]] = {"tcp": set(), "unix": set()}
     for name in ("tcp", "tcp6"):
         for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
@@ -273,7 +272,10 @@ def test_without_an_api_key_only_probes_are_answered(house: Houses, tmp_path: Pa
     assert ask(home)["status"] == 401, "the next gateway has them too"
     for pid in home.processes():
         for file_name in ("cmdline", "environ"):
-            seen = Path(f"/proc/{pid}/{file_name}").read_bytes()
+            try:
+                seen = Path(f"/proc/{pid}/{file_name}").read_bytes()
+            except OSError:
+                continue  # it has ended meanwhile
             started_with_it = file_name == "environ" and pid == home.process.pid  # type: ignore[union-attr]
             assert b"sk-alice" not in seen
             assert b"sk-env" not in seen or started_with_it

@@ -15,8 +15,9 @@ import numpy as np
 from adapters.chunk import INLINE_LIMIT
 from adapters.locks import is_locked
 from broker.gateway.audio import wav_header
+from scripts.leftovers import files_in
 from tests.house import House, write
-from tests.leftovers import files_in, until
+from tests.leftovers import until
 
 Houses = Callable[..., House]
 

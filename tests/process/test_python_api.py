@@ -64,7 +64,7 @@ def test_a_closed_stream_aborts_its_request(omni: Omni, echo: House) -> None:
     events = omni.stream("one two three", ["text"], params={"say": {"hang": True, "at": 1}})
     assert next(events) == TextEvent("one")
     events.close()  # type: ignore[attr-defined]
-    echo.until(lambda: echo.status()["tables"] == dict.fromkeys(echo.status()["tables"], 0), 2.0)
+    echo.until(lambda: echo.status()["tables"] == dict.fromkeys(echo.status()["tables"], 0))
 
 
 def test_speak_and_its_speed(omni: Omni) -> None:

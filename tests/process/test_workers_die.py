@@ -104,7 +104,7 @@ async def test_a_killed_guardian_takes_its_engine_along_and_is_replaced(lined: H
         await until(home, lambda: home.stage("line", "a")["chunks"] >= chunks + 2)
         (worker,) = home.stage("line", "a")["workers"]
         os.kill(worker["guardian"], signal.SIGKILL)
-        await until(home, lambda: worker["pid"] not in home.processes(), 5.0)
+        await until(home, lambda: worker["pid"] not in home.processes())
         assert await task == (WHOLE, 2)
     (other,) = home.stage("line", "a")["workers"]
     assert other["guardian"] != worker["guardian"]

@@ -13,7 +13,7 @@ from typing import Any
 from adapters.sweep import segments
 from broker.client import Client
 from broker.protocol import VERSION, Beat, Bye, Died, Hello, Message, Welcome, Who
-from tests.leftovers import files_in
+from scripts.leftovers import files_in
 from tests.wire import rig
 from workers.hosting import Hosting
 

@@ -14,7 +14,7 @@ from adapters.sweep import RunLock
 from broker.lending import Lending
 from broker.protocol import VERSION, Connected
 from pipelines.graph import REQUEST, Edge, Pipeline, Stage
-from tests.leftovers import files_in
+from scripts.leftovers import files_in
 
 RUN = "5eed" * 4
 NAME = "a-request"

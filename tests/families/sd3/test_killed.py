@@ -10,6 +10,7 @@ import numpy as np
 from tests.families.diffusion_rig import reference
 from tests.families.heard import Houses
 from tests.families.killed import with_a_kill
+from tests.leftovers import children
 
 #: The first picture on the way comes after a third of the steps: the denoiser has much to do still.
 PARAMS = {"num_inference_steps": 150, "partial_images": 2, "width": 64, "height": 64}
@@ -27,11 +28,9 @@ async def test_a_killed_second_rank_takes_its_denoiser_with_it_and_changes_nothi
 
 def second_rank(engine: int) -> int:
     """The process that computes an engine's negative branches."""
-    (rank,) = [
-        int(process.name)
-        for process in Path("/proc").glob("[0-9]*")
-        if (process / "stat").exists()
-        and (process / "stat").read_text().rpartition(")")[2].split()[1] == str(engine)
-        and b"workers.engines.diffusion.rank" in (process / "cmdline").read_bytes()
-    ]
+    (rank,) = [pid for pid in children(engine) if b"workers.engines.diffusion.rank" in command(pid)]
     return rank
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
