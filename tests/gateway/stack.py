@@ -178,7 +178,7 @@ class Stack:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """A GET request's status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -190,14 +190,14 @@ class Stack:
         """Ends one process and returns its exit code."""
         process = self.processes.pop(name)
         process.send_signal(number)
-        return process.wait(15)
+        return process.wait(60)
 
     def stop(self) -> None:
         """Ends everything: workers first, so that they can take their leave."""
         workers = {name: p for name, p in self.processes.items() if name not in ("broker", "gateway")}
         for process in workers.values():
             process.terminate()
-        codes = {name: process.wait(15) for name, process in workers.items()}
+        codes = {name: process.wait(60) for name, process in workers.items()}
         codes |= {name: self.end(name) for name in ("gateway", "broker") if name in self.processes}
         assert set(codes.values()) <= {0}, (codes, (self.folder / "gateway.log").read_text())
         assert not list(self.shm.iterdir()), "files are left in the shared-memory folder"

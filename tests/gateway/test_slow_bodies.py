@@ -34,7 +34,7 @@ async def test_a_body_that_stops_coming_is_a_408(
     try:
         writer.write(head.encode() + begin)
         began = asyncio.get_running_loop().time()
-        async with asyncio.timeout(STALL_S + 10):
+        async with asyncio.timeout(STALL_S + 30):
             status = await reader.readline()
             answer = await reader.readuntil(b"}}")
         assert asyncio.get_running_loop().time() - began >= STALL_S - 0.1

@@ -88,7 +88,7 @@ def listens(host: Host, port: int) -> bool:
 def ask(made: Cluster, what: str) -> str:
     """What Mooncake's master says, a line for each object or host."""
     url = f"http://{made.first.address}:{METRICS_PORT}/{what}"
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         text: str = answer.read().decode()
     return text
 

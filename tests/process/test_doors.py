@@ -116,7 +116,7 @@ def test_a_pickle_sent_over_http_runs_nothing(echo: House, tmp_path: Path) -> No
             )
             with (
                 pytest.raises(urllib.error.HTTPError) as refused,
-                urllib.request.urlopen(request, timeout=10),
+                urllib.request.urlopen(request, timeout=60),
             ):
                 pass
             refused.value.close()

@@ -35,7 +35,7 @@ def refusal(home: House, body: dict[str, Any]) -> tuple[int, str]:
         {"Content-Type": "application/json"},
     )
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=60)
     with refused.value as response:
         return response.code, json.loads(response.read())["error"]["param"]
 

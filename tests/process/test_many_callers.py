@@ -26,5 +26,5 @@ def test_a_low_limit_of_open_files_does_not_make_the_gateway_deaf(house: Houses,
     home.until(lambda: home.get("/health")[0] == 200)
     with ExitStack() as stack:
         for _ in range(CALLERS):
-            stack.enter_context(socket.create_connection(("127.0.0.1", home.port), timeout=10))
+            stack.enter_context(socket.create_connection(("127.0.0.1", home.port), timeout=60))
         assert home.get("/health")[0] == 200

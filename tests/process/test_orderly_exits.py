@@ -101,7 +101,7 @@ async def test_an_upload_outlives_a_clean_stop(house: Houses, tmp_path: Path) ->
         call = await ask_and_leave(home, session, question())
     assert home.process is not None
     assert home.command("stop").returncode == 0
-    assert home.process.wait(5) == 0
+    assert home.process.wait(60) == 0
     home.start("--pipeline", pipeline)
     async with aiohttp.ClientSession(home.base_url, timeout=TIMEOUT) as session:
         async with session.get(f"/v1/requests/{call}/result") as response:

@@ -179,8 +179,8 @@ def test_a_temporary_folder_with_too_long_a_name_is_refused(
 def test_a_stage_that_never_gets_ready_is_named(tmp_path: Path) -> None:
     document = line("a", "b")
     document["stages"]["b"] = {"engine": "no_such_module:Engine"}
-    with pytest.raises(OmniError, match=r"line/b not ready after 4 s; the log:\n(.*\n)*.*no_such_module"):
-        Omni(write(tmp_path, document), timeout_s=4).start()
+    with pytest.raises(OmniError, match=r"line/b not ready after 8 s; the log:\n(.*\n)*.*no_such_module"):
+        Omni(write(tmp_path, document), timeout_s=8).start()
 
 
 def test_a_wrong_address_or_name_says_so(echo: House, tmp_path: Path) -> None:

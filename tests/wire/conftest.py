@@ -43,5 +43,5 @@ def broker(address: str, tmp_path: Path) -> Iterator[str]:
     yield address
     assert process.poll() is None, "the broker has died"
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
     assert not list((tmp_path / "shm").iterdir()), "it left files in the shared-memory folder"

@@ -82,7 +82,7 @@ class Broker:
         """A clean end, if it still runs."""
         if self._process is not None:
             self._process.terminate()
-            assert self._process.wait(10) == 0
+            assert self._process.wait(60) == 0
 
 
 class Counter:
