@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import logging
 import os
 import signal
@@ -50,9 +49,9 @@ from broker.protocol import (
 )
 from broker.session import EngineSession, Result
 from broker.wire import Connection
-from pipelines.options import ENGINES
 from workers import config
 from workers.engine import Engine, ItemError, Job
+from workers.engines import make_engine
 from workers.failures import failure, is_known
 from workers.inputs import Inputs
 from workers.optional import no_telemetry
@@ -355,20 +354,6 @@ class WorkerProcess:
         for handle in checkpoint.handles if checkpoint is not None else ():
             if handle.copy and self.arena.store is not None:
                 self.arena.store.unlink(handle.copy)
-
-
-def find_engine(name: str) -> type[Engine]:
-    """The class of a built-in engine's name or of "module:Class"."""
-    where = ENGINES[name].implementation if name in ENGINES else name
-    module, _, attribute = where.partition(":")
-    engine: type[Engine] = getattr(importlib.import_module(module), attribute)
-    return engine
-
-
-def make_engine(settings: config.EngineConfig) -> Engine:
-    """The stage's engine, with the batching that the edges into the stage ask for. It is not started."""
-    stage = settings.pipeline.batching(settings.stage)
-    return find_engine(stage.engine)(stage, device=settings.device)
 
 
 async def work(settings: config.EngineConfig) -> int:

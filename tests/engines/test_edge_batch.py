@@ -12,7 +12,7 @@ from pipelines.graph import EdgeBatch, Pipeline
 from tests.core.driver import line
 from workers.batching import BatchingEngine
 from workers.config import EngineConfig
-from workers.worker import make_engine
+from workers.engines import make_engine
 
 
 class Sizes(BatchingEngine[int, int]):
