@@ -75,7 +75,7 @@ class Moon:
         where = ("--rpc_address=127.0.0.1", f"--rpc_port={self.port}", f"--client_ttl={self._client_ttl_s}")
         more = ("--metrics_host=127.0.0.1", f"--metrics_port={self.metrics_port}", "--logtostderr")
         self.master = self._start("mooncake.cli", *where, *more, *(web if self.metadata_port else ()))
-        until(self._answers, "Mooncake's master", 20.0)
+        until(self._answers, "Mooncake's master")
 
     @property
     def metadata(self) -> str:
@@ -94,7 +94,7 @@ class Moon:
             "--logtostderr",
         )
         self.memory.append(self._start("mooncake.cli_client", *where, *more))
-        until(lambda: len(self.segments()) == len(self.memory), "memory to be known to the master", 20.0)
+        until(lambda: len(self.segments()) == len(self.memory), "memory to be known to the master")
 
     def segments(self) -> list[str]:
         """Whose memory the master knows."""
@@ -105,7 +105,7 @@ class Moon:
         return self._ask("get_all_keys")
 
     def _ask(self, what: str) -> list[str]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/{what}", timeout=10) as got:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/{what}", timeout=60) as got:
             text: str = got.read().decode()
         return text.split()
 
@@ -120,14 +120,18 @@ class Moon:
 
     def _answers(self) -> bool:
         assert self.master.poll() is None, "Mooncake's master has ended"
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+        return all(map(_listens, filter(None, (self.port, self.metrics_port, self.metadata_port))))
 
     def close(self) -> None:
         for process in (*self.memory, self.master):
             process.kill()
             process.wait()
         self._log.close()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager

@@ -173,7 +173,7 @@ def test_a_thread_waits_for_space() -> None:
         assert not arena.wait_freed(since, 0.01)
         thread = threading.Thread(target=arena.free, args=[handle.block])
         thread.start()
-        assert arena.wait_freed(since, 10)
+        assert arena.wait_freed(since, 60)
         thread.join()
         assert arena.wait_freed(since, 0)  # a free in the past counts: no wake-up is lost
 
@@ -182,7 +182,7 @@ async def test_packing_waits_for_space_without_blocking_the_loop() -> None:
     with small() as arena:
         payload = {"frames": np.zeros(3 * MIB, np.uint8)}
         held = pack(payload, 0, arena)
-        waiting = asyncio.create_task(pack_wait(payload, 1, arena, timeout_s=10))
+        waiting = asyncio.create_task(pack_wait(payload, 1, arena, timeout_s=60))
         await asyncio.sleep(0)
         assert not waiting.done()
         await asyncio.to_thread(arena.free, held.handles[0].block)
@@ -195,7 +195,7 @@ async def test_waiting_for_space_ends_when_the_arena_closes() -> None:
     arena = small()
     payload = {"frames": np.zeros(3 * MIB, np.uint8)}
     pack(payload, 0, arena)
-    waiting = asyncio.create_task(pack_wait(payload, 1, arena, timeout_s=10))
+    waiting = asyncio.create_task(pack_wait(payload, 1, arena, timeout_s=60))
     await asyncio.sleep(0)
     arena.close()
     with pytest.raises(AdapterError, match="closed"):

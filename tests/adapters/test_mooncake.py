@@ -106,7 +106,7 @@ def test_a_removal_waits_for_a_master_that_does_not_answer(peers: Peers) -> None
         made.master.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         assert peer.unlink(place)
-        assert time.monotonic() - began < 15, "it must not hold up an event loop"
+        assert time.monotonic() - began < 30, "it must not hold up an event loop"
         made.master.send_signal(signal.SIGCONT)
         until(lambda: not peer.has(place), "a tensor to go")
 
@@ -180,7 +180,7 @@ def test_a_metadata_server_is_used_where_one_is_named(peers: Peers) -> None:
 
 def test_a_host_that_dies_takes_along_only_what_lies_on_it_alone(peers: Peers) -> None:
     """Nor does it hinder what is put and read before the master has noticed."""
-    with moon(2, client_ttl_s=2) as made:
+    with moon(2, client_ttl_s=5) as made:
         peer, other, careless = peers(made), peers(made), peers(made, replicas=1)
         places = [peer.put(NAME, seed, MIB) for seed in range(6)]
         single = [careless.put(NAME, seed, 1000) for seed in range(24)]
@@ -208,7 +208,7 @@ def test_a_master_that_dies_is_an_error_within_the_limit_and_another_one_is_foun
         began = time.monotonic()
         with pytest.raises(PeerError, match="Unreachable"):
             peer.read(place, SEED, 100)
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 30
         made.start_master()
         until(lambda: puts(peer), "the new master to know who is there")
         assert not peer.has(place), "it has nothing of the old one's"

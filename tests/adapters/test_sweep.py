@@ -188,21 +188,27 @@ def test_killed_producers_leave_nothing_after_a_sweep(fork: Fork, folder: Path) 
     """A kill at any moment: before a segment is made, while it is made, in mid copy, while one is freed."""
     dice = random.Random(43)
     tensor = np.zeros(300_000)
+    read, write = os.pipe()
 
     def produce() -> None:
+        os.write(write, b"!")
         while True:
             with SharedMemory(RUN, first_segment=4096) as arena:
                 for _ in range(3):
                     arena.free(arena.put(tensor[: dice.randrange(300_000)]).block)
 
     leftovers = 0
-    for _ in range(100):
+    for number in range(100):
         pid = fork(produce)
+        if number % 2:  # else the beginning may be what is hit
+            os.read(read, 100)
         time.sleep(dice.uniform(0, 0.01))  # not to wait for something: the moment is the test
         kill(pid)
         leftovers += len(sweep())
         assert os.listdir(folder) == []
     assert leftovers > 10  # the kills did hit
+    os.close(read)
+    os.close(write)
 
 
 def test_killed_consumers_cost_the_producer_nothing(fork: Fork, arena: SharedMemory) -> None:

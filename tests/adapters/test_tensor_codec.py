@@ -167,4 +167,4 @@ else:
 """
     root = Path(__file__).parents[2]
     env = {"PYTHONPATH": str(root), "OMNI_SHM_DIR": str(folder)}
-    subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=60, env=env)
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=300, env=env)

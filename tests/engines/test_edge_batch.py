@@ -53,5 +53,5 @@ async def test_an_edge_bounds_its_consumers_batches() -> None:
 
 
 async def test_an_edge_has_its_consumer_wait_for_company() -> None:
-    assert await sizes(consumer(accumulate_ms=10_000, max_batch_size=4), apart_s=0.01) == [4, 4, 4, 4]
+    assert await sizes(consumer(accumulate_ms=600_000, max_batch_size=4), apart_s=0.01) == [4, 4, 4, 4]
     assert (await sizes(consumer(), apart_s=0.01))[0] == 1

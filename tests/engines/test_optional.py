@@ -25,7 +25,7 @@ def run(script: str, home: Path, **env: str) -> str:
         env={**inherited, "HOME": str(home), **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     return done.stdout.strip()

@@ -49,7 +49,7 @@ async def broker(stack: Stack) -> AsyncIterator[Client]:
 @pytest.fixture
 async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
     """A plain HTTP client with the gateway as base."""
-    timeout = aiohttp.ClientTimeout(total=20)
+    timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(stack.url, timeout=timeout) as session:
         yield session
 
@@ -57,5 +57,5 @@ async def http(stack: Stack) -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.fixture
 async def openai(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
     """The official client, unmodified."""
-    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -223,9 +224,32 @@ async def reaches(client: Client, timeout_s: float, **expected: int) -> dict[str
         await asyncio.sleep(0.01)
 
 
-async def empty(client: Client, timeout_s: float = 10.0) -> None:
+async def empty(client: Client, timeout_s: float = 30.0) -> None:
     """Waits until the broker holds nothing any more."""
     await reaches(client, timeout_s, requests=0, queued=0, running=0, blocks=0, holds=0)
+
+
+async def engines(client: Client, pipeline: str, stage: str) -> list[int]:
+    """The processes that work for a stage."""
+    status = await client.inspect("status")
+    return [worker["pid"] for worker in status["pipelines"][pipeline]["stages"][stage]["workers"]]
+
+
+@asynccontextmanager
+async def standing_still(client: Client, pipeline: str, stage: str) -> AsyncIterator[None]:
+    """Nothing comes of a stage meanwhile: its engines are stopped, while their guardians beat for them.
+
+    What needs the stage is under way for certain, however slow the machine or the test is.
+    """
+    pids = await engines(client, pipeline, stage)
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def attempts(status: dict[str, Any], pipeline: str, stage: str) -> int:

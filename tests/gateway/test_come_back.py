@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from broker.client import Client
-from tests.gateway.stack import Stack, empty
+from tests.gateway.stack import Stack, empty, standing_still
 from tests.gateway.test_bad_requests import CHAT, SPEECH
 from tests.gateway.test_disconnects import HANG
 
@@ -246,18 +246,26 @@ async def status(http: aiohttp.ClientSession, call: str) -> dict[str, Any]:
         return {**body, "http": response.status}
 
 
+async def until_unknown(http: aiohttp.ClientSession, call: str) -> None:
+    """What has ended is kept until its gateway says that it was delivered, or that nobody wants it."""
+
+    async def is_unknown() -> bool:
+        return bool((await status(http, call))["http"] == 404)
+
+    await until(is_unknown)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_stored_call_goes_on_without_its_caller(
     http: aiohttp.ClientSession, broker: Client, stream: bool
 ) -> None:
-    slow = [{"chunk_sleep_s": 0.1}, None, None]
-    body = {**CHAT, "messages": ASK, "stream": True, "store": True, "sampling_params_list": slow}
-    async with http.post("/v1/chat/completions", json=body) as response:
-        call = response.headers["x-request-id"]
-        async for event in events(response):
-            assert event.id == "1"
-            break
-    running = await status(http, call)
+    body = {**CHAT, "messages": ASK, "modalities": BOTH, "audio": SOUND, "stream": True, "store": True}
+    async with standing_still(broker, "echo", "tone"):
+        async with http.post("/v1/chat/completions", json=body) as response:
+            call = response.headers["x-request-id"]
+            first = await anext(events(response))
+            response.close()
+        running = await status(http, call)
     assert running["status"] == "running"
     assert running["stored"] is True
 
@@ -266,10 +274,13 @@ async def test_a_stored_call_goes_on_without_its_caller(
 
     await until(is_done)
     if stream:
-        assert Joined(await rest(http, call, "1")).text[0] == SAID.removeprefix("one")
+        whole = Joined([first, *await rest(http, call, first.id)])
+        assert whole.text[0] == whole.transcript[0] == SAID
+        assert whole.speech[0]
     else:
         async with http.get(f"/v1/requests/{call}/result") as response:
-            assert (await response.json())["choices"][0]["message"]["content"] == SAID
+            message = (await response.json())["choices"][0]["message"]
+        assert message["content"] == message["audio"]["transcript"] == SAID
     await drop(http, call)
 
 
@@ -296,29 +307,32 @@ async def test_a_call_that_is_not_stored_ends_with_its_caller(
         await anext(events(response))
         response.close()
     await empty(broker)
-    assert (await status(http, call))["http"] == 404
+    await until_unknown(http, call)
 
 
 async def test_what_was_delivered_is_forgotten(http: aiohttp.ClientSession, broker: Client) -> None:
     async with http.post("/v1/chat/completions", json={**CHAT, "n": 2}) as response:
         call = response.headers["x-request-id"]
     await empty(broker)
-    assert (await status(http, call))["http"] == 404
+    await until_unknown(http, call)
 
 
 async def test_who_comes_back_takes_the_call_from_who_had_it(
     http: aiohttp.ClientSession, broker: Client
 ) -> None:
     """A client may notice a broken connection before its gateway does."""
-    slow = [{"chunk_sleep_s": 0.1}, None, None]
-    body = {**CHAT, "messages": ASK, "stream": True, "sampling_params_list": slow}
-    async with http.post("/v1/chat/completions", json=body, headers=WANTS_IDS) as response:
+    body = {**CHAT, "messages": ASK, "modalities": BOTH, "audio": SOUND, "stream": True}
+    async with (
+        standing_still(broker, "echo", "tone"),
+        http.post("/v1/chat/completions", json=body, headers=WANTS_IDS) as response,
+    ):
         call = response.headers["x-request-id"]
         old = events(response)
         first = await anext(old)
-        more = await rest(http, call, first.id)
+        coming = asyncio.create_task(rest(http, call, first.id))
         *_, last = [event async for event in old]
-    assert Joined([first, *more]).text[0] == SAID
+    whole = Joined([first, *await coming])
+    assert whole.text[0] == whole.transcript[0] == SAID
     assert json.loads(last.data)["error"]["code"] == "taken_over"
     await empty(broker)
 
@@ -388,13 +402,16 @@ async def test_a_place_that_is_none_is_refused_and_harms_nobody(
 async def test_another_gateway_continues_what_a_killed_one_began(
     stack: Stack, http: aiohttp.ClientSession, broker: Client
 ) -> None:
-    for fields in ({"n": 2, "stream_options": {"include_usage": True}}, {"modalities": BOTH, "audio": SOUND}):
-        whole, undisturbed = await ask(http, **fields)
+    for fields in ({"n": 2, "stream_options": {"include_usage": True}}, {}):
+        body = {"modalities": BOTH, "audio": SOUND, **fields}
+        whole, undisturbed = await ask(http, **body)
         await drop(http, whole)
-        slow = [{"chunk_sleep_s": 0.05}, None, None]
-        body = {**CHAT, "messages": ASK, "stream": True, "seed": 3, **fields, "sampling_params_list": slow}
+        body |= {**CHAT, "messages": ASK, "stream": True, "seed": 3}
         url = stack.another_gateway("second")
-        async with http.post(f"{url}/v1/chat/completions", json=body, headers=WANTS_IDS) as response:
+        async with (
+            standing_still(broker, "echo", "tone"),
+            http.post(f"{url}/v1/chat/completions", json=body, headers=WANTS_IDS) as response,
+        ):
             call = response.headers["x-request-id"]
             old = events(response)
             got = [await anext(old) for _ in range(3)]

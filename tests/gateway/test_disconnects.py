@@ -65,7 +65,7 @@ async def test_a_client_that_leaves_frees_everything(
 ) -> None:
     path, body = ASKED[what]
     connection = connect(stack, path, body)
-    await reaches(broker, 20.0, requests=body.get("n", 1), running=body.get("n", 1))
+    await reaches(broker, 60.0, requests=body.get("n", 1), running=body.get("n", 1))
     leave(connection, how)
     await empty(broker)
 
@@ -76,11 +76,11 @@ async def test_a_client_that_leaves_the_queue_is_never_served(
 ) -> None:
     narrow = {"model": "narrow", "messages": [USER]}
     first = connect(stack, "/v1/chat/completions", {**narrow, "sampling_params_list": [HANG]})
-    await reaches(broker, 20.0, running=1)
+    await reaches(broker, 60.0, running=1)
     second = connect(stack, "/v1/chat/completions", {**narrow, "stream": stream})
-    await reaches(broker, 20.0, queued=1)
+    await reaches(broker, 60.0, queued=1)
     leave(second, "FIN")
-    await reaches(broker, 20.0, queued=0, requests=1)
+    await reaches(broker, 60.0, queued=0, requests=1)
     leave(first, "FIN")
     await empty(broker)
 

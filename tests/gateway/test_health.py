@@ -11,12 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from broker.client import Client
-from tests.gateway.stack import Stack, until
+from tests.gateway.stack import Stack, empty, until
 
 
 @pytest.fixture
@@ -45,12 +46,13 @@ def test_readiness_follows_the_stages(lonely: Stack) -> None:
     status, body = lonely.get("/ready")
     assert status == 503
     assert b"echo/sum" not in body, "nobody wants workers of this stage"
-    assert lonely.get("/v1/models")[0] == 200
+    until(lambda: lonely.get("/v1/models")[0] == 200, "the models")
     lonely.start_workers()
     lonely.wait_ready()
     lonely.end("narrow-say")
-    until(lambda: lonely.get("/ready")[0] == 503, "the stage without a worker to be missed")
-    assert b"narrow/say" in lonely.get("/ready")[1]
+    until(lambda: b"narrow/say" in lonely.get("/ready")[1], "the stage without a worker to be missed")
+    status, body = lonely.get("/ready")
+    assert status == 503, body
 
 
 def test_a_restarted_broker_is_found_again(lonely: Stack) -> None:
@@ -77,8 +79,8 @@ async def test_probes_of_a_frozen_broker_answer_in_bounded_time_and_do_not_pile_
                     return response.status
 
             start = time.monotonic()
-            assert set(await asyncio.gather(*(probe() for _ in range(50)))) == {503}
-            assert time.monotonic() - start < 10
+            assert set(await asyncio.gather(*(probe() for _ in range(100)))) == {503}
+            assert time.monotonic() - start < 30, "each by itself they take 50 s"
             async with session.get("/health") as response:
                 assert response.status == 200
     finally:
@@ -95,11 +97,15 @@ async def test_metrics_have_names_that_tools_know(
         "modalities": ["text", "audio"],
         "audio": {"voice": "alloy", "format": "wav"},
     }
+    await empty(broker)
     async with http.post("/v1/chat/completions", json=body) as response:
         assert response.status == 200
-    async with http.get("/metrics") as response:
-        assert response.content_type == "text/plain"
-        text = await response.text()
+    text = ""
+    async with asyncio.timeout(60):
+        while "omni_stage_workers" not in text:  # the broker may not have answered in time
+            async with http.get("/metrics") as response:
+                assert response.content_type == "text/plain"
+                text = await response.text()
     for name in (
         'omni_num_requests_running{pipeline="echo",stage="say"} 0.0',
         'omni_num_requests_waiting{pipeline="echo",stage="say"} 0.0',
@@ -123,9 +129,12 @@ async def test_metrics_have_names_that_tools_know(
 async def test_status_says_how_many_workers_there_should_be(
     stack: Stack, http: aiohttp.ClientSession, broker: Client
 ) -> None:
-    async with http.get("/status") as response:
-        assert response.status == 200
-        stages = (await response.json())["pipelines"]["echo"]["stages"]
+    body: dict[str, Any] = {}
+    async with asyncio.timeout(60):
+        while "pipelines" not in body:  # the broker may not have answered in time
+            async with http.get("/status") as response:
+                body = await response.json()
+    stages = body["pipelines"]["echo"]["stages"]
     wanted = {name: (stage["replicas"]["wanted"], stage["replicas"]["why"]) for name, stage in stages.items()}
     assert wanted["say"] == (1, "a number in the pipeline")
     assert wanted["sum"] == (0, "0 in the pipeline: only by hand")
@@ -140,7 +149,7 @@ def test_a_taken_port_is_said_in_one_line(lonely: Stack) -> None:
             [sys.executable, "-P", "-m", "broker.gateway", "--port", port, "--address", lonely.address],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=120,
             check=False,
         )
     assert result.returncode == 1
@@ -160,6 +169,9 @@ def test_an_idle_gateway_rests(stack: Stack) -> None:
         fields = stat.read_text().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])
 
-    before = ticks()
-    time.sleep(2.0)  # the measured time itself, not a wait for something
-    assert ticks() - before <= 4, "2 % of a core"
+    def rests() -> bool:
+        before = ticks()
+        time.sleep(2.0)  # the measured time itself, not a wait for something
+        return ticks() - before <= 4
+
+    until(rests, "2 s with 2 % of a core")  # the tests before may have left something to clean up

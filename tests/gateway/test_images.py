@@ -338,7 +338,7 @@ async def test_a_failure_in_a_stream_is_an_error_event(http: aiohttp.ClientSessi
 async def test_who_leaves_takes_all_pictures_along(http: aiohttp.ClientSession, broker: Client) -> None:
     body = {**DRAW, "n": 3, "sampling_params_list": HANG}
     asking = asyncio.create_task(http.post("/v1/images/generations", json=body).__aenter__())
-    await reaches(broker, 20.0, running=3)
+    await reaches(broker, 60.0, running=3)
     asking.cancel()
     await empty(broker)
 

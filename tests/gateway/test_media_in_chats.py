@@ -173,7 +173,7 @@ async def test_large_pictures_lie_in_shared_memory_until_they_are_done_with(
         "sampling_params_list": [{"hang": True}, {}],
     }
     connection = connect(stack, "/v1/chat/completions", body)
-    status = await reaches(broker, 20.0, running=1)
+    status = await reaches(broker, 60.0, running=1)
     assert status["tables"]["blocks"] == 3
     leave(connection, "FIN")
     await empty(broker)
@@ -193,8 +193,8 @@ async def test_a_gateway_that_waits_for_an_answer_keeps_no_pixels(stack: Stack, 
     }
     before = private_mb()
     connection = connect(stack, "/v1/chat/completions", body)
-    await reaches(broker, 20.0, running=1)
-    until(lambda: private_mb() - before < 25, "the pixels to go", 20.0)
+    await reaches(broker, 60.0, running=1)
+    until(lambda: private_mb() - before < 25, "the pixels to go")
     leave(connection, "FIN")
     await empty(broker)
 

@@ -127,7 +127,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def fetcher(
-    *hosts: str, allows: Callable[[str], bool] = is_any, total_s: float = 10.0, names: Names | None = None
+    *hosts: str, allows: Callable[[str], bool] = is_any, total_s: float = 60.0, names: Names | None = None
 ) -> Fetcher:
     return Fetcher(
         hosts=hosts or ("one.test",), max_bytes=LIMIT, allows=allows, total_s=total_s, names=names or Names()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import os
+import random
 import struct
 import subprocess
 import sys
@@ -69,9 +69,11 @@ async def test_stereo_is_mixed_down() -> None:
     assert len(await media.decode(flac(44_100, 2, 0.5), "file", max_s=10)) == pytest.approx(8_000, abs=50)
 
 
+NOISE = random.Random(7).randbytes(4_000)
+
 HOSTILE = {
     "empty": b"",
-    "random": os.urandom(64),
+    "random": NOISE[:64],
     "text": b"hello, this is no audio at all" * 10,
     "wav header alone": wav_header(16_000, 0),
     "wav of 23 ms": wav_header(16_000, 736) + bytes(736),
@@ -85,10 +87,10 @@ HOSTILE = {
     + b"\xff\xff"
     + wav_header(16_000, 9)[24:]
     + bytes(9_000),
-    "flac magic, then noise": b"fLaC" + os.urandom(4_000),
-    "ogg magic, then noise": b"OggS" + os.urandom(4_000),
-    "mp4 magic, then noise": b"\0\0\0\x20ftypisom" + os.urandom(4_000),
-    "webm magic, then noise": b"\x1aE\xdf\xa3" + os.urandom(4_000),
+    "flac magic, then noise": b"fLaC" + NOISE,
+    "ogg magic, then noise": b"OggS" + NOISE,
+    "mp4 magic, then noise": b"\0\0\0\x20ftypisom" + NOISE,
+    "webm magic, then noise": b"\x1aE\xdf\xa3" + NOISE,
     "a playlist": b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
     "a concat list": b"ffconcat version 1.0\nfile '/etc/passwd'\n",
 }
@@ -149,7 +151,7 @@ def test_hours_in_a_small_file_take_bounded_memory(tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", _BOMB, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 0, result.stderr

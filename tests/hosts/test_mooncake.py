@@ -20,11 +20,12 @@ from scripts.benchmarks.hosts import Cluster, Host, cluster
 from scripts.benchmarks.lan import missing
 from scripts.leftovers import files_in
 from tests.adapters.moon import need
-from tests.hosts.rig import Song, document, sit_on, until
+from tests.hosts.rig import PATIENCE_S, START_S, Song, document, sit_on, until
+from tests.hosts.test_partitions import idle
 from tests.process.steps_engine import HANGS_AT, STEPS, advance, begin
 
 MASTER_PORT, MEMORY_PORT, METRICS_PORT = 50051, 50052, 9003
-CLIENT_TTL_S = 3  #: silence after which Mooncake takes a host for lost
+CLIENT_TTL_S = 5  #: silence after which Mooncake takes a host for lost
 HOME, LOST, OTHER = 0, 1, 2
 SEED = 7
 ROOT = Path(__file__).parents[2]
@@ -54,10 +55,11 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster(3, {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}) as made:
         master = f"{made.first.address}:{MASTER_PORT}"
         made.first.popen("mooncake.cli", f"--rpc_port={MASTER_PORT}", f"--client_ttl={CLIENT_TTL_S}")
-        made.until(lambda: listens(made.first, MASTER_PORT))
+        for port in (MASTER_PORT, METRICS_PORT):
+            made.until(lambda port=port: listens(made.first, port), START_S)
         for host in made.hosts:
             give_memory(host, master)
-        made.until(lambda: len(ask(made, "get_all_segments").split()) == len(made.hosts))
+        made.until(lambda: len(ask(made, "get_all_segments").split()) == len(made.hosts), START_S)
         made.start("--store", "mooncake", "--mooncake-master", master, *options)
         made.place({HOME: ["kept/mix", "moon/mix"], LOST: ["kept/tone", "moon/tone", "steps/a"]})
         yield made
@@ -72,7 +74,7 @@ async def client(three: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     sit_on(three.first, monkeypatch)
     async with Client(three.local) as connected:
         yield connected
-    assert await asyncio.to_thread(three.tables, 20.0) == {}
+    assert await asyncio.to_thread(three.tables, 60.0) == {}
 
 
 def give_memory(host: Host, master: str) -> None:
@@ -106,8 +108,7 @@ async def test_an_edge_over_mooncake_needs_no_shared_memory(three: Cluster, clie
     song = Song(client, "moon", 8)
     await song.whole()
     assert song.attempts == {"tone": 1, "mix": 1}
-    tones = {worker.pid for worker in three.workers("moon/tone")}
-    assert tones
+    await until(lambda: three.workers("moon/tone"))
     assert not [name for name in three.hosts[LOST].segments() if not name.endswith("-run")]
     await until(lambda: ask(three, "get_all_keys") == "")
 
@@ -120,7 +121,7 @@ async def test_what_a_lost_host_has_made_is_read_elsewhere_and_its_stage_resumes
     climb = Climb(client)
     await song.at(4)
     await until(lambda: len(climb.payloads) == HANGS_AT or climb.reading.done())
-    await until(lambda: not any(worker.running for worker in three.workers("kept/tone")))
+    await until(lambda: idle(three, "kept/tone"))
     three.worker(OTHER, "steps/a")
     await until(lambda: len(three.workers("steps/a")) == 2)
     lose(three.hosts[LOST])
@@ -151,7 +152,7 @@ class Climb:
 
     async def whole(self) -> None:
         """Waits for the end: all steps are there, as a life without a death would have given them."""
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(PATIENCE_S):
             await self.reading
         state = begin(SEED)
         for step, payload in enumerate(self.payloads):

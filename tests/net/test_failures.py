@@ -100,7 +100,7 @@ async def test_a_server_that_leaves_the_book_is_left_at_once(far: FarHost) -> No
     task = asyncio.create_task(fetcher.fetch(handle))
     await asyncio.sleep(0)
     far.enter(fetcher, *far.serve())
-    assert bytes(await asyncio.wait_for(task, 30)) == sent
+    assert bytes(await asyncio.wait_for(task, 60)) == sent
 
 
 async def test_a_host_nobody_knows_is_unreachable_after_a_while(far: FarHost) -> None:
@@ -189,7 +189,7 @@ async def test_a_server_that_answers_wrongly_is_left_for_the_next(far: FarHost, 
             "nonsense": [b"HTTP/1.1 400 Bad Request"],
         }
         router.send_multipart([peer, *answers[wrong]])
-        assert bytes(await asyncio.wait_for(task, 30)) == sent
+        assert bytes(await asyncio.wait_for(task, 60)) == sent
 
 
 async def test_a_transport_that_does_not_lead_there_is_an_error(far: FarHost) -> None:

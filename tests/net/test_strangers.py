@@ -17,7 +17,7 @@ from adapters.net.wire import LONGEST_QUESTION, PIECE, PIPE, Piece, Refused, Wan
 from broker.keys import Keys, KeysError, Shared, make
 from tests.net.rig import OTHER_RUN, RUN, FarHost
 
-ANSWER_MS = 5000
+ANSWER_MS = 60_000
 SILENCE_MS = 500  #: a handshake on loopback takes a few
 
 

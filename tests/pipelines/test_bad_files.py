@@ -58,7 +58,7 @@ def refused(file: Path, *overrides: str) -> PipelineError:
     began = time.monotonic()
     with pytest.raises(PipelineError) as caught:
         load(file, overrides)
-    assert time.monotonic() - began < 10  # some would take for ever
+    assert time.monotonic() - began < 60  # some would take for ever
     assert "\n" not in str(caught.value)
     return caught.value
 

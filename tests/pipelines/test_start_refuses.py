@@ -38,7 +38,7 @@ def test_start_ends_with_one_line(tmp_path: Path, case: str) -> None:
     options = [option.format(empty=empty) if "{" in option else option for option in options]
     command = [sys.executable, "-P", "-m", "broker.cli", "start", "--port", "0", *options]
     environment = {**os.environ, "OMNI_RUN_DIR": str(tmp_path / "run")}
-    got = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30, env=environment)
+    got = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=environment)
     assert got.returncode == 2
     assert says in got.stderr
     assert len(got.stderr.splitlines()) == 1

@@ -25,7 +25,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 async def _until_it_answers(address: str) -> None:
     client = Client(address)
-    await client.connect(30)
+    await client.connect(60)
     await client.close()
 
 

@@ -127,7 +127,7 @@ class Worker(rig.Worker):
     async def close(self) -> None:
         """It leaves as a real one does: the guardian stays until what the engine has left is read."""
         self.report_death()
-        await self.hosting.linger(10, lambda: True, asyncio.Event())
+        await self.hosting.linger(60, lambda: True, asyncio.Event())
         await self.close_guardian()
 
 
@@ -142,7 +142,7 @@ class Rig(rig.Rig):
     async def begin(self) -> None:
         self.broker.start()
         self.client = Client(self.broker.address, data_host="127.0.0.1")
-        await self.client.connect(20)
+        await self.client.connect(60)
 
     async def add(self, host: str, stage: str, engine: Any) -> Worker:
         """A worker on a host, which is made if it isn't there."""

@@ -178,7 +178,7 @@ class Worker:
         """Reports for work."""
         self._guardian = Connection(self._endpoint, new_peer("g"), decode_to_worker, self._on_message)
         self._hello()
-        welcome = await asyncio.wait_for(self._welcome, 20)
+        welcome = await asyncio.wait_for(self._welcome, 60)
         config = EngineConfig(
             self._endpoint,
             self.peer,
@@ -232,7 +232,7 @@ class Rig:
         """``engines``: stage -> the engine of its one worker."""
         self.broker.start()
         self.client = Client(self.broker.address, **client)
-        await self.client.connect(20)
+        await self.client.connect(60)
         for stage, engine in engines.items():
             worker = self.workers[stage] = Worker(self.broker.address, stage, engine)
             await worker.start()

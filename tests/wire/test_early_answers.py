@@ -28,7 +28,7 @@ class Answering(Server):
         if peer == self.peer and self.then is not None:
             then, self.then = self.then, None
             then()
-            assert self._ports[peer[0]].socket.poll(10_000), "nothing came"
+            assert self._ports[peer[0]].socket.poll(60_000), "nothing came"
         return sent
 
 

@@ -31,7 +31,7 @@ async def numbers(stream: RequestStream, count: int | None = None) -> list[int]:
     """The "n" of the next payloads, or of all."""
     found: list[int] = []
     while count is None or len(found) < count:
-        item = await asyncio.wait_for(anext(stream, None), 30)
+        item = await asyncio.wait_for(anext(stream, None), 60)
         if item is None:
             break
         found.append(item[1]["n"])
@@ -114,4 +114,4 @@ async def test_one_slow_caller_does_not_slow_another(tmp_path: Path) -> None:
         await made.submit()
         await eventually(lambda: engine.yielded == 9, "the stage to go as far as it may")
         quick = await made.submit()
-        assert await asyncio.wait_for(numbers(quick), 20) == list(range(300))
+        assert await asyncio.wait_for(numbers(quick), 60) == list(range(300))

@@ -16,7 +16,7 @@ from broker.protocol import decode_to_client, new_peer
 from broker.wire import Connection
 
 SILENCE_MS = 500  #: a handshake on loopback takes a few
-ANSWER_MS = 5000
+ANSWER_MS = 60_000
 
 
 @pytest.fixture(autouse=True)
