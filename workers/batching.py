@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from adapters.chunk import Payload
 from pipelines.graph import Stage
 from workers.engine import Job
+from workers.engines.engine_thread import die, is_fatal
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -129,6 +130,8 @@ class BatchingEngine(Generic[Item, Result]):
             if len(results) != len(batch):
                 raise RuntimeError(f"{type(self).__name__} made {len(results)} results of {len(batch)} items")
         except Exception as error:
+            if is_fatal(error):  # else each job that comes would fail here, and sooner than elsewhere
+                die(self.stage.engine)
             if len(batch) == 1:
                 batch[0].fail(error)
             else:

@@ -13,7 +13,7 @@ import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 #: The process's exit code when an engine's thread has failed. Its guardian starts a new one.
 EXIT_ENGINE_DEAD = 70
@@ -41,13 +41,15 @@ class EngineThread(ABC):
         await asyncio.to_thread(self._thread.join)
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Runs a function on the thread, between two steps. Raises what it raises."""
+        """Runs a function on the thread, between two steps. Raises what it raises, unless that is fatal."""
         answer: asyncio.Future[Any] = self._loop.create_future()
 
         def command() -> None:
             try:
                 result = function(*arguments)
             except Exception as error:
+                if is_fatal(error):
+                    raise
                 self.tell(_settle, answer, None, error)
             else:
                 self.tell(_settle, answer, result, None)
@@ -98,9 +100,14 @@ class EngineThread(ABC):
         try:
             self.serve()
         except BaseException:
-            log.critical("the engine %s failed, so this process ends", self._thread.name, exc_info=True)
-            logging.shutdown()
-            os._exit(EXIT_ENGINE_DEAD)
+            die(self._thread.name)
+
+
+def die(engine: str) -> NoReturn:
+    """Ends the process for the error that is being handled."""
+    log.critical("the engine %s failed, so this process ends", engine, exc_info=True)
+    logging.shutdown()
+    os._exit(EXIT_ENGINE_DEAD)
 
 
 def is_fatal(error: BaseException) -> bool:

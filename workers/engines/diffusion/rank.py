@@ -22,6 +22,7 @@ from workers.engines.diffusion.family import NEGATIVE, Canvas, Denoiser, Row
 from workers.engines.diffusion.parallel import receive, send
 from workers.engines.diffusion.passes import Passes
 from workers.engines.diffusion.tensors import as_tensor, copied
+from workers.engines.engine_thread import is_fatal
 
 log = logging.getLogger("engine")
 
@@ -57,6 +58,8 @@ class Second:
             canvas.conditions = {NEGATIVE: canvas.conditions[NEGATIVE]}
             self._passes.restore(canvas.rows, message["state"])
         except Exception as error:  # it is told when the row is asked for
+            if is_fatal(error):
+                raise
             return error
         return canvas
 

@@ -11,6 +11,7 @@ from workers.engine import ItemError
 from workers.engines.diffusion.family import Denoiser
 from workers.engines.diffusion.painting import Made, Painting
 from workers.engines.diffusion.passes import Said, Transformer
+from workers.engines.engine_thread import is_fatal
 
 #: What a step made of each painting of which there is something to say.
 Outcome = dict[Painting, Made | Exception]
@@ -40,6 +41,8 @@ class Runner:
             try:
                 partials[painting] = self._advance(painting, said)
             except Exception as error:
+                if is_fatal(error):
+                    raise
                 outcome[painting] = error
         for painting, sound in zip(partials, _sound(list(partials)), strict=True):
             outcome[painting] = self._made(painting, partials[painting]) if sound else _unsound(painting)

@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from workers.engines.diffusion.painting import Made, Painting
-from workers.engines.engine_thread import EngineThread
+from workers.engines.engine_thread import EngineThread, is_fatal
 
 if TYPE_CHECKING:
     from workers.engines.diffusion.runner import Outcome, Runner
@@ -72,6 +72,8 @@ class DiffusionThread(EngineThread):
             try:
                 painting.begin(self.runner.denoiser, self.runner.passes)
             except Exception as error:
+                if is_fatal(error):
+                    raise
                 outcome[painting] = error
             else:
                 self._running.append(painting)
