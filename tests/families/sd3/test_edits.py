@@ -81,6 +81,12 @@ async def test_without_a_size_it_is_as_large_as_the_picture_within_the_models_bo
     assert small.image.shape == (48, 80, 3)
 
 
+@pytest.mark.parametrize("strength", [1e-3, 1e-17])
+async def test_however_little_may_change_the_last_step_is_taken(rig: Rig, strength: float) -> None:
+    params = {"num_inference_steps": 4, "strength": strength, **SIZE}
+    assert (await change(rig, {"prompt": "x"}, params, 1)).image.shape == (48, 80, 3)
+
+
 @pytest.mark.parametrize(
     ("images", "params", "field"),
     [

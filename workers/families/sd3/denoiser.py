@@ -50,7 +50,8 @@ class Sd3(OneTransformer):
         """Leaves out the first steps: what they would make is the picture with noise (SDEdit, Meng 2022)."""
         kept = {name: as_tensor(value)[None].to(canvas.latents) for name, value in given.items()}
         canvas.extras = {"noise": canvas.latents, **kept}
-        canvas.step = int(canvas.steps - min(canvas.steps * strength, canvas.steps))
+        # At least the last step is taken: as numbers, 4 - 4e-17 is 4.
+        canvas.step = min(int(canvas.steps - canvas.steps * strength), canvas.steps - 1)
         canvas.scheduler.set_begin_index(canvas.step)
         canvas.latents = _noised(canvas)
 
