@@ -156,3 +156,19 @@ async def test_a_model_that_draws_refuses_pictures_and_settings_for_them(draws: 
     with pytest.raises(ValueError, match="has no effect"):
         async with running("qwen_image", draws, *SETTINGS, stages=["picture"]):
             pass
+
+
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+async def test_an_edit_of_more_words_than_the_model_has_places_for_is_refused_alone(
+    edits: Path, field: str
+) -> None:
+    short = {"prompt": "make it red", "negative_prompt": "", "images": [ONE]}
+    settings = ("text.family_options={area: 4096}", "picture.family_options={area: 4096}")
+    async with running("qwen_image", edits, *settings) as rig:
+        steps = rig.engines["denoiser"].thread.runner  # type: ignore[attr-defined]
+        with pytest.raises(ItemError) as refusal:
+            await rig.paint({**short, field: "a dog " * 1500}, has=["image"], **SIZE)
+        assert steps.steps == 0, "it has been in a pass, which it would have broken for others"
+        assert (refusal.value.status, refusal.value.param) == (400, field)
+        painted = await rig.paint({**short, field: "a dog " * 500}, has=["image"], **SIZE)
+        assert painted.image.shape == (48, 64, 3)

@@ -8,10 +8,12 @@ import torch
 
 from adapters.chunk import Payload
 from pipelines.options import DiffusionOptions
+from workers.engine import ItemError
 from workers.engines.diffusion.family import (
     NEGATIVE,
     POSITIVE,
     Canvas,
+    Conditions,
     Row,
     Wishes,
     conditions_of,
@@ -48,13 +50,32 @@ class QwenImage(OneTransformer):
         extras = {"sizes": (size, *given)}
         if pictures:
             extras["given"] = as_tensor(pictures[0]["latents"])[None].to(latents, copy=True)
+        conditions = conditions_of(inputs["text"], device, dtype)
+        self._check(conditions, extras["sizes"])
         return Canvas(
             latents,
             shifted(self._template, wishes.num_inference_steps or STEPS, latents.shape[1], device),
-            conditions_of(inputs["text"], device, dtype),
+            conditions,
             wishes.cfg,
             extras=extras,
         )
+
+    def _check(self, conditions: Mapping[str, Conditions], sizes: Sequence[Size]) -> None:
+        """A prompt's rows stand behind the pictures', and there are so many places and no more.
+
+        What had none would break each pass that it shares with others. Raises ItemError (400).
+        """
+        rope = self._transformer.pos_embed
+        # Pictures count from their middle to both sides, in patches of 2 x 2 latents.
+        places = len(rope.pos_freqs) - max(max(size) for size in sizes) // 2 // 2
+        for branch, name in ((POSITIVE, "prompt"), (NEGATIVE, "negative_prompt")):
+            tokens = conditions[branch]["embeds"].shape[1] if branch in conditions else 0
+            if tokens > places:
+                raise ItemError(
+                    f"{name}: {tokens} tokens with its pictures; the model has places for {places}",
+                    status=400,
+                    param=name,
+                )
 
     def key(self, row: Row) -> Hashable:
         """Prompts of any length share a pass."""
