@@ -137,6 +137,25 @@ def test_codes_stand_where_the_model_was_taught_that_they_stand(pipe: Any) -> No
     assert places([(2, 2)], behind).tolist() == taught[:, :-1].tolist()
 
 
+async def test_many_short_words_beside_a_long_one_take_no_memory_for_filling(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workers.families.glm_image import text
+
+    words = ["", "no", "a" * 40, "", *["b"] * 30, "way"]
+    prompt = " ".join(f"'{word}'" for word in words)
+    async with running("glm_image", checkpoint, stages=["text"]) as rig:
+        encoder = rig.engines["text"]._encoder  # type: ignore[attr-defined]
+        (whole,) = await rig.stage("text", {"request": [{"prompt": prompt}]}, 1, {"guidance_scale": 1.0})
+        monkeypatch.setattr(text, "_AT_ONCE", 100)
+        passes: list[int] = []
+        encoder._encoder.register_forward_pre_hook(lambda module, given: passes.append(given[0].numel()))
+        (parts,) = await rig.stage("text", {"request": [{"prompt": prompt}]}, 1, {"guidance_scale": 1.0})
+    assert len(passes) > 2
+    assert max(passes) <= 100, "words were filled up to the longest"
+    np.testing.assert_allclose(parts["words"], whole["words"], rtol=0, atol=1e-5)
+
+
 async def test_what_it_can_not_draw_is_named(checkpoint: Path) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"prompt": "a dog", "negative_prompt": "cats"}, {}, "negative_prompt"),

@@ -17,6 +17,7 @@ from workers.families.parts import Parts
 #: Quoted words, in the order in which diffusers looks for them.
 _QUOTED = (r"'([^']*)'", "\u201c([^\u201c\u201d]*)\u201d", r'"([^"]*)"', "\u300c([^\u300c\u300d]*)\u300d")
 _LONGEST = 2048  #: bytes of one of them
+_AT_ONCE = 4096  #: bytes of a pass, with filling: what it takes grows with these times the longest one's
 
 
 class Text(TextEncoder):
@@ -37,7 +38,7 @@ class Text(TextEncoder):
         return [*prompts, Prompt(NEGATIVE, "")] if guided(request.wishes) else prompts
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Conditions]:
-        """Prompt by prompt: the words of one are a batch, and its length decides what filling they get."""
+        """Prompt by prompt: whether the number of its words is even decides what they are."""
         return [{"words": self._encoded(quoted(prompt.text))} for prompt in prompts]
 
     def _encoded(self, words: list[str]) -> torch.Tensor:
@@ -45,12 +46,33 @@ class Text(TextEncoder):
         pad = self._tokenizer.pad_token_id
         # With an even number of words each gets one token of filling before it, which counts as read.
         ids = [[pad] * ((len(words) + 1) % 2) + word for word in read]
-        longest = max(map(len, ids))
+        return torch.cat([self._hidden(batch) for batch in batches(ids, _AT_ONCE)])
+
+    def _hidden(self, ids: list[list[int]]) -> torch.Tensor:
+        """One pass: the rows of all words, without those of their filling."""
+        pad, longest = self._tokenizer.pad_token_id, max(map(len, ids))
         device = self._encoder.device
         mask = torch.tensor([[1] * len(word) + [0] * (longest - len(word)) for word in ids], device=device)
         filled = torch.tensor([word + [pad] * (longest - len(word)) for word in ids], device=device)
         hidden: torch.Tensor = self._encoder(filled, attention_mask=mask).last_hidden_state
         return hidden[mask.bool()].cpu()
+
+
+def batches(words: Sequence[list[int]], most: int) -> list[list[list[int]]]:
+    """The words in order, as few batches as hold at most so many tokens each once all are filled up.
+
+    A prompt may have thousands of words and one that is long: filled up together they are gigabytes.
+    """
+    made: list[list[list[int]]] = []
+    longest = 0
+    for word in words:
+        longest = max(longest, len(word))
+        if made and longest * (len(made[-1]) + 1) <= most:
+            made[-1].append(word)
+        else:
+            made.append([word])
+            longest = len(word)
+    return made
 
 
 def quoted(text: str) -> list[str]:
