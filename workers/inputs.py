@@ -14,6 +14,7 @@ from functools import cache, partial
 
 from adapters.chunk import Chunk, Payload, unpack
 from adapters.handle import AdapterError, BlockId, Transport, blocks_of, size_of
+from adapters.let_go import let_go
 from adapters.window import windows
 from broker.abroad import Abroad
 from broker.protocol import EdgeInput
@@ -42,10 +43,21 @@ def find_transfer(name: str) -> Transfer:
 class _Meter:
     """What a job takes from one edge. Knows nothing of its stream, whose tensors must go with the stream."""
 
-    __slots__ = ("_bound", "_nbytes", "_report", "_sizes", "_taken", "_unmeasured", "arrivals", "closed")
+    __slots__ = (
+        "_bound",
+        "_nbytes",
+        "_report",
+        "_sizes",
+        "_taken",
+        "_unmeasured",
+        "arrivals",
+        "closed",
+        "failed",
+    )
 
     def __init__(self, bound: tuple[float, float], report: Callable[[int, int], None]) -> None:
         self.closed = False  #: nothing more comes, so nobody waits to hear what was taken
+        self.failed = False  #: a chunk can't be read, so those after it must not be either: one is missing
         self.arrivals: Arrivals | None = None  #: those that come from other hosts
         self._bound = bound
         self._report = report
@@ -127,6 +139,9 @@ class Inputs:
     def feed(self, item: EdgeInput) -> None:
         """More of one edge. A chunk that can't be read ends that edge with the error."""
         meter = self._meters[item.edge]
+        if meter.failed:
+            self._drop(item.chunks)
+            return
         meter.feed(item.chunks, closed=item.closed)
         if meter.arrivals is None and any(map(self._abroad.foreign, item.chunks)):
             meter.arrivals = self._expect(item.edge)
@@ -152,9 +167,7 @@ class Inputs:
             try:
                 payloads.append(unpack(chunk, self._transport, self._released))
             except AdapterError as error:
-                for unread in chunks[number + 1 :]:  # unpack lets go of its own chunk's blocks
-                    for block in blocks_of(unread):
-                        self._released(block)
+                self._drop(chunks[number + 1 :])  # unpack lets go of its own chunk's blocks
                 self._streams[edge].feed(payloads, closed=True)
                 self._fail(edge, error)
                 return False
@@ -163,7 +176,14 @@ class Inputs:
 
     def _fail(self, edge: int, error: AdapterError) -> None:
         self._meters[edge].feed([], closed=True)
+        self._meters[edge].failed = True
+        let_go(error)  # what was unpacked beside it would stay as long as the error
         self._streams[edge].fail(error)
+
+    def _drop(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            for block in blocks_of(chunk):
+                self._released(block)
 
     def close(self) -> None:
         """The job has ended: what is still on its way to it goes back."""

@@ -15,7 +15,7 @@ import pytest
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, pack
-from adapters.handle import BlockId, Unreachable
+from adapters.handle import AdapterError, BlockId, Unreachable
 from adapters.host import host_of, this_host
 from adapters.net.server import DataServer
 from adapters.reader import Reader
@@ -157,6 +157,27 @@ async def test_a_job_that_ends_early_leaves_no_block_behind(consumers: Any, *, b
     await eventually(lambda: set(consumer.released) == blocks, "all to be released")
     for _ in range(20):
         await asyncio.sleep(0)
+    assert set(consumer.released.values()) == {1}
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+async def test_nothing_comes_after_a_chunk_that_cannot_be_read(consumers: Any, *, foreign: bool) -> None:
+    """A job that has not yet read what came before would take the next one for the one that is missing."""
+    consumer = consumers()
+    if foreign:
+        consumer.meet()
+    producer = consumer.producer if foreign else consumer.arena
+    chunks = [pack({"n": n, "data": np.full(5000, n, np.float32)}, n, producer) for n in range(4)]
+    (lost,) = chunks[1].handles
+    producer.free(lost.block)
+    consumer.inputs.feed(EdgeInput(consumer.number, chunks[:2], False))
+    await eventually(lambda: lost.block in consumer.released, "the lost one")
+    consumer.inputs.feed(EdgeInput(consumer.number, chunks[2:], True))
+    assert (await anext(consumer.stream))["n"] == 0
+    with pytest.raises(AdapterError):
+        await anext(consumer.stream)
+    blocks = {handle.block for chunk in chunks for handle in chunk.handles}
+    await eventually(lambda: set(consumer.released) == blocks, "all to be released")
     assert set(consumer.released.values()) == {1}
 
 
