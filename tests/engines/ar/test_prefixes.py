@@ -139,6 +139,31 @@ async def test_a_prompt_that_fails_is_not_kept(serve: Serve) -> None:
         assert await collect(engine, ask(LONG))
 
 
+@pytest.mark.parametrize("failing", range(1, 5))
+async def test_a_copy_that_fails_costs_nobody_a_token(serve: Serve, failing: int) -> None:
+    """As it does where the device has no memory left for it."""
+    asks = [LONG, LONG[::-1]]
+    async with serve(**NONE) as engine:
+        plain = [tokens_of(await collect(engine, ask(prompt))) for prompt in asks]
+    async with serve() as engine:
+        prefixes, calls = engine.thread.runner.prefixes, 0
+        assert prefixes is not None
+        copy = prefixes._copy
+
+        def fails(*arguments: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise RuntimeError("out of memory")
+            copy(*arguments)
+
+        prefixes._copy = fails  # type: ignore[method-assign]
+        for _ in range(3):
+            answers = await asyncio.gather(*(collect(engine, ask(prompt)) for prompt in asks))
+            assert [tokens_of(answer) for answer in answers] == plain
+        assert calls > failing
+
+
 def test_names_tell_apart_all_that_a_row_depends_on() -> None:
     embeds, positions = torch.randn(20, 4), torch.arange(40).view(2, 20)
     prompt = Prompt([0] * 20, embeds, positions, extras={"deep": torch.zeros(20, 3)})

@@ -12,8 +12,10 @@ copied row costs a thousandth of a computed one.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,9 @@ import torch
 from workers.engines.ar.attention import Pages
 from workers.engines.ar.family import Layout, Prompt
 from workers.engines.ar.sequence import Sequence
+from workers.engines.engine_thread import is_fatal
+
+log = logging.getLogger("engine")
 
 
 class _Kept(NamedTuple):
@@ -49,6 +54,10 @@ class Prefixes:
 
         The last row of a prompt is always left, since the first token is made from it.
         """
+        with self._harmless():
+            self._restore(one)
+
+    def _restore(self, one: Sequence) -> None:
         names = self._names(one)[: (one.prompt_rows - 1) // self._pages.size]
         known = 0
         while known < len(names) and names[known] in self._kept:
@@ -58,12 +67,13 @@ class Prefixes:
         self._touch(names[:known])
         found = [self._kept[name] for name in names[:known]]
         self._copy(self._shelf, [kept.slot for kept in found], self._pages, one.blocks[:known])
-        one.computed = known * self._pages.size
-        if one.handed_out < one.computed:
-            for layer in self._layers:
-                rows = torch.cat([kept.hidden[layer] for kept in found])
+        stop = known * self._pages.size
+        if one.handed_out < stop:
+            hidden = {layer: torch.cat([kept.hidden[layer] for kept in found]) for layer in self._layers}
+            for layer, rows in hidden.items():
                 one.held.setdefault(layer, []).append(rows[one.handed_out :])
-            one.handed_out = one.computed
+            one.handed_out = stop
+        one.computed = stop
 
     def keep(self, one: Sequence, hidden: Mapping[int, torch.Tensor]) -> None:
         """Remembers the prompt of a job that has just read it.
@@ -71,6 +81,10 @@ class Prefixes:
         ``hidden``: layer -> [n, hidden] of the prompt's rows; of a job whose earlier attempt has handed them
         out there are none, and then nothing is kept.
         """
+        with self._harmless():
+            self._keep(one, hidden)
+
+    def _keep(self, one: Sequence, hidden: Mapping[int, torch.Tensor]) -> None:
         if any(len(hidden[layer]) < one.prompt_rows for layer in self._layers):
             return
         size, names = self._pages.size, self._names(one)[: self._slots]
@@ -84,6 +98,21 @@ class Prefixes:
             rows = slice(number * size, (number + 1) * size)
             self._kept[name] = _Kept(slot, {layer: hidden[layer][rows].clone() for layer in self._layers})
         self._touch(names)
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Where there is no memory for a copy, say, a job goes on without: this would only have saved time.
+
+        Its token may be made already, so it must not be computed again. Nobody knows then which blocks are
+        whole, so all are forgotten.
+        """
+        try:
+            yield
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            log.warning("beginnings of prompts can't be copied, so none are known now", exc_info=True)
+            self._kept.clear()
 
     def _touch(self, names: list[bytes]) -> None:
         """These are wanted. The first of them goes last: without it the others could not be found."""
