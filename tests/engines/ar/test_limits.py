@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -149,6 +150,65 @@ async def test_a_job_with_nan_fails_by_name_and_leaves_nothing_behind(serve: Ser
         assert [tokens_of(await mate) for mate in mates] == [tokens_of(good)] * 3
         assert not engine.thread.runner.pages.keys.isnan().any()
         assert tokens_of(await collect(engine, ask(PROMPTS[4]))) == tokens_of(good)
+
+
+async def test_nan_of_a_prompt_that_is_still_read_reaches_no_other_job(serve: Serve) -> None:
+    """A job alone with it reads all blocks as they lie; one that comes later gets its blocks."""
+    async with serve(max_num_batched_tokens=16) as engine:
+        model, scheduler = engine.model, engine.thread.scheduler
+        good = tokens_of(await collect(engine, ask(PROMPTS[4], tokens=60)))
+        embed = model.embed
+        exclamation = model._prompts.encode({"prompt": "!"}, {})[0]
+        model.embed = lambda codes, rows: embed(codes, rows).masked_fill(codes == exclamation, torch.nan)  # type: ignore[method-assign]
+        first = engine.run(ask(PROMPTS[4], tokens=60))
+        mate = [await anext(first)]
+        bad = asyncio.ensure_future(collect(engine, ask("!" * 150)))
+        mate += [payload async for payload in first]
+        assert tokens_of(mate) == good
+        with pytest.raises(ItemError, match="not finite"):
+            await bad
+        left = asyncio.ensure_future(collect(engine, ask("!" * 400)))
+        await until(lambda: any(one.computed > 100 for one in scheduler.running))
+        left.cancel()
+        await until(lambda: not scheduler.running)
+        assert tokens_of(await collect(engine, ask(PROMPTS[4], tokens=60))) == good
+
+
+async def test_a_job_that_is_over_is_held_by_nobody(serve: Serve) -> None:
+    """It has rows that lie in other processes' memory, which they could not use again."""
+    async with serve() as engine:
+        work = asyncio.ensure_future(collect(engine, ask(PROMPTS[2])))
+        await until(lambda: bool(engine.thread.scheduler.running))
+        sequence = weakref.ref(engine.thread.scheduler.running[0])
+        await work
+        del work
+        await until(lambda: sequence() is None)
+
+
+async def test_an_answer_begun_where_there_was_more_memory_fails_and_holds_nobody_up(serve: Serve) -> None:
+    async with serve() as engine:
+        begun = [payload async for payload in engine.run(ask("a" * 20, tokens=60))][:-1]
+    assert len(tokens_of(begun)) > 44
+    async with serve(kv_cache_gib=8 * BLOCK / 2**30) as engine:
+        with pytest.raises(ItemError, match="more memory") as caught:
+            async with asyncio.timeout(60):
+                await collect(engine, ask("a" * 20, tokens=60, resumed=begun))
+        assert caught.value.status >= 500  # another worker may take it
+        assert len(tokens_of(await collect(engine, ask("b" * 20, tokens=5)))) == 5
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e-38, 5e-324])
+async def test_the_smallest_temperatures_are_greedy(serve: Serve, temperature: float) -> None:
+    async with serve() as engine:
+        greedy = await collect(engine, ask(PROMPTS[1]))
+        assert tokens_of(await collect(engine, ask(PROMPTS[1], temperature=temperature))) == tokens_of(greedy)
+
+
+async def test_the_smallest_repetition_penalty_draws_what_was_said(serve: Serve) -> None:
+    async with serve() as engine:
+        said = await collect(engine, ask(PROMPTS[1], temperature=1, repetition_penalty=1e-300))
+        known = {*engine.model._prompts.encode({"prompt": PROMPTS[1]}, {})}
+        assert {*tokens_of(said)} <= known
 
 
 async def test_an_output_that_raises_fails_its_own_job(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractAsyncContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from tests.engines.ar.talking import HIDDEN, expected
 from tests.engines.helpers import collect, stage, started, until
 from workers.engine import ItemError, Job, Stream
 from workers.engines.ar.engine import ROWS_AHEAD, ArEngine
+from workers.engines.ar.family import Layout, Prompt
+from workers.engines.ar.runner import Runner
+from workers.engines.ar.sequence import Choice, Sequence
 
 
 def talkers(wait_ms: int = 0, **options: Any) -> AbstractAsyncContextManager[ArEngine]:
@@ -107,6 +111,30 @@ async def test_a_step_waits_for_company_as_long_as_the_stage_says() -> None:
         ended = await asyncio.gather(*last)
         assert [payload["finish_reason"] for payload in ended] == ["length"] * 2
     assert sizes == [2]
+
+
+async def test_a_step_waits_for_no_caller_that_reads_slowly() -> None:
+    async with talkers(wait_ms=10_000) as engine:
+        slow = engine.run(talk(Stream([{"start": start_of(5)}, {"rows": rows_of(5, 1)}], closed=True)))
+        await anext(slow)
+        await until(lambda: not engine.thread.scheduler.running[0].wanted)
+        async with asyncio.timeout(30):
+            answer = await collect(engine, talk(whole(9)))
+        await slow.aclose()
+    assert codes_of(answer) == expected(start_of(9), rows_of(9), 20)
+
+
+def test_rows_of_another_stage_and_the_models_own_share_a_step_on_a_device() -> None:
+    """The first lie on the CPU, the others (an answer's end, and what follows it) with the model."""
+    device = torch.device("meta")  # in a GPU's place: torch mixes it with the CPU as little
+    runner = Runner.__new__(Runner)
+    runner.device = device
+    runner.model = SimpleNamespace(layout=Layout(1, 1, 1, torch.bfloat16), embed=lambda codes, rows: rows)  # type: ignore[assignment]
+    prompt = Prompt([], torch.zeros(2, HIDDEN))
+    one, other = (Sequence("", prompt, Choice(1), 9, written=[[1]], streamed=True) for _ in "12")
+    one.rows, other.rest = [torch.zeros(HIDDEN)], torch.zeros(HIDDEN, device=device)
+    rows = runner._embed_generated([(one, 0), (other, 0)])
+    assert (rows.device, rows.dtype, rows.shape) == (device, torch.bfloat16, (2, HIDDEN))
 
 
 async def test_rows_are_not_read_far_ahead() -> None:

@@ -94,6 +94,7 @@ class PagedStep:
                 self.prompts.append(_Prompt(at, at + len(rows), piece.start, piece.stop, used))
             at += len(rows)
         self._biases: dict[int | None, torch.Tensor] = {}
+        self.own: torch.Tensor | None = None
         if pieces:
             self.block = self._tensor(np.concatenate(blocks))  #: int [T], where each row goes, and
             self.place = self._tensor(np.concatenate(places))  #: int [T], its place in there
@@ -116,6 +117,8 @@ class PagedStep:
         dense = self._pages.device.type == "cpu" and len(wanted) >= _DENSE * end
         read = slice(0, end) if dense else wanted
         self.read: slice | torch.Tensor = slice(0, end) if dense else self._tensor(wanted)
+        #: int, where only the one job's blocks are to count: others may hold NaN, which no weight takes away
+        self.own = self._tensor(wanted) if self.alone and dense and len(wanted) < end else None
         self.owner = self._tensor(owner[read])  #: int [N]
         self.base = self._tensor(base[read])  #: int [N]
         self.length = self._tensor(rows[owner[read]])  #: int [N], rows of the owner
@@ -194,12 +197,15 @@ class PagedStep:
     def _of_one(
         self, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """The same where there is one job: its softmax is over all that is read. Half as many operations."""
+        """The same where there is one job: its softmax is over all its blocks. Half as many operations."""
         grouped = (query * scale).view(1, keys.shape[1], -1, query.shape[2])
         scores = torch.matmul(grouped, keys).float().add_(self.bias(window))
-        weights = scores.sub_(scores.amax((0, 3), keepdim=True)).exp_()
-        mixed = torch.matmul(weights.to(values.dtype), values).float().sum(0)
-        return mixed.div_(weights.sum((0, 3))[..., None]).to(query.dtype).view(query.shape)
+        weights = scores.sub_(self._of_own(scores).amax((0, 3), keepdim=True)).exp_()
+        mixed = self._of_own(torch.matmul(weights.to(values.dtype), values).float()).sum(0)
+        return mixed.div_(self._of_own(weights).sum((0, 3))[..., None]).to(query.dtype).view(query.shape)
+
+    def _of_own(self, blocks: torch.Tensor) -> torch.Tensor:
+        return blocks if self.own is None else blocks.index_select(0, self.own)
 
     def _read(self, memory: torch.Tensor) -> torch.Tensor:
         return memory[self.read] if isinstance(self.read, slice) else memory.index_select(0, self.read)

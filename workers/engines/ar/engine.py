@@ -22,6 +22,7 @@ from workers.engine import ItemError, Job
 from workers.engines.answers import SamplingParams
 from workers.engines.ar.blocks import Blocks
 from workers.engines.ar.family import Model, Work
+from workers.engines.ar.sampling import COLDEST
 from workers.engines.ar.schedule import Scheduler
 from workers.engines.ar.sequence import Choice, Sequence
 from workers.engines.ar.thread import ArThread
@@ -103,6 +104,11 @@ class ArEngine:
                 status=400,
                 param="messages",
             )
+        if prompt.rows + written > self.context:  # it would wait for ever, and those behind it
+            raise ItemError(
+                f"the answer was begun where there is more memory: with its prompt it has "
+                f"{prompt.rows + written} tokens, and the context here is {self.context}"
+            )
         choice = {**_NEUTRAL, **self.model.defaults, **_said(self.options.sampling), **_said(params)}
         limit = min(params.max_tokens or self.options.max_tokens or choice.get("max_tokens") or room, room)
         if params.min_tokens > limit:
@@ -116,7 +122,7 @@ class ArEngine:
             prompt,
             Choice(
                 job.seed,
-                choice["temperature"],
+                choice["temperature"] if choice["temperature"] >= COLDEST else 0.0,
                 max(0, choice["top_k"]),
                 choice["top_p"],
                 choice["repetition_penalty"],
@@ -179,7 +185,8 @@ class ArEngine:
         kept = fitting_blocks(self.model, options.prefix_cache_gib, options.block_size)
         runner = Runner(self.model, blocks, sizes, self.stage.resources.threads, kept)
         restore = runner.prefixes.restore if runner.prefixes else None
-        return runner, Scheduler(blocks, seqs, options.max_num_batched_tokens, restore)
+        batched = options.max_num_batched_tokens
+        return runner, Scheduler(blocks, seqs, batched, restore, runner.pages.wipe)
 
 
 _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
@@ -72,6 +73,8 @@ class Runner:
         if self._threads is not None:
             rows = sum(piece.stop - piece.start for piece in pieces)
             self._threads.use(rows, streamed=any(piece.sequence.fed for piece in pieces))
+        for piece in pieces:
+            piece.sequence.sound = False
         embeds, positions, extras = self._inputs(pieces)
         forward = self._forward(pieces, embeds, positions, extras)
         ends, at = [], 0
@@ -119,12 +122,15 @@ class Runner:
 
     def _embed_generated(self, generated: list[tuple[Sequence, int]]) -> torch.Tensor:
         codes = torch.tensor([one.codes[token] for one, token in generated], device=self.device)
-        rows = None
-        if generated[0][0].streamed:
-            rows = torch.stack([one.row(token) for one, token in generated]).to(
-                self.device, self.model.layout.dtype
-            )
+        rows = self._streamed(generated) if generated[0][0].streamed else None
         return self.model.embed(codes, rows)
+
+    def _streamed(self, generated: list[tuple[Sequence, int]]) -> torch.Tensor:
+        """[k, hidden]. Rows from another stage lie on the CPU, those that the model has made with it."""
+        rows: list[Any] = [one.row(token) for one, token in generated]
+        if any(row.device != rows[0].device for row in rows):
+            rows = [row.to(self.device) for row in rows]
+        return torch.stack(rows).to(self.device, self.model.layout.dtype)
 
     def _prompt_rows(self, one: Sequence, start: int, stop: int) -> torch.Tensor:
         if one.prompt.embeds is not None:
@@ -206,8 +212,8 @@ class Runner:
         sound = torch.isfinite(logits.amax(-1)).tolist()
         outcome: Outcome = {}
         for one, good in zip(batch, sound, strict=True):
-            if not good:
-                self.pages.wipe(one.blocks)
+            one.sound = good
+            if not good:  # its blocks are wiped when they are given back
                 outcome[one] = ItemError(f"the logits of token {len(one.codes)} are not finite")
         if outcome:
             kept = [row for row, good in enumerate(sound) if good]

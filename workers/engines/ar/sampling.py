@@ -17,6 +17,9 @@ import torch
 
 from workers.engines.ar.sequence import Sequence
 
+#: Temperatures below are greedy, as in vLLM: logits that are divided by them may be infinite.
+COLDEST = 1e-5
+_LEAST_PENALTY = 1e-6  # the same for the repetition penalty
 _CANDIDATES = 1024  # sorted first; nearly always they hold all that top-p keeps
 
 
@@ -147,7 +150,7 @@ class Seen:
         """Scores [vocab] of these tokens: divided by the penalty, or multiplied where negative. In place."""
         ids = self._ids[: len(self._known)]
         ids = ids[ids < len(scores)]  # a prompt may have tokens that are never chosen
-        old = scores[ids]
+        old, penalty = scores[ids], max(penalty, _LEAST_PENALTY)
         scores[ids] = torch.where(old < 0, old * penalty, old / penalty)
 
 

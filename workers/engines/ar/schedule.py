@@ -35,6 +35,8 @@ class Scheduler:
         max_sequences: Jobs that hold memory at once.
         max_rows: Rows of one step; not less than ``max_sequences``.
         restore: Called with each job that was given its memory: fills in rows that need not be computed.
+        wipe: Called with the blocks of a job that loses them in the middle of its prompt: they may hold NaN,
+            which whoever gets them next would read beyond its own rows.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Scheduler:
         max_sequences: int,
         max_rows: int,
         restore: Callable[[Sequence], None] | None = None,
+        wipe: Callable[[list[int]], None] | None = None,
     ) -> None:
         self.blocks = blocks
         self.running: list[Sequence] = []  #: hold memory; oldest first
@@ -51,6 +54,7 @@ class Scheduler:
         self._max_sequences = max_sequences
         self._max_rows = max_rows
         self._restore = restore
+        self._wipe = wipe
         self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -69,9 +73,12 @@ class Scheduler:
 
     @property
     def scattered(self) -> bool:
-        """Some of the running jobs have something to compute, and some have not."""
-        ready = sum(one.ready for one in self.running)
-        return 0 < ready < len(self.running)
+        """Some of the running jobs have something to compute, and some have not.
+
+        Those whose tokens nobody takes don't count: a caller that reads slowly is no company to wait for.
+        """
+        wanted = [one for one in self.running if one.wanted]
+        return 0 < sum(one.pending > 0 for one in wanted) < len(wanted)
 
     def plan(self) -> list[Piece]:
         """The next step: jobs with a single row first. Empty when there is nothing to do now."""
@@ -142,6 +149,9 @@ class Scheduler:
             self._restore(sequence)
 
     def _release(self, sequence: Sequence) -> None:
+        if self._wipe is not None and not sequence.sound:
+            self._wipe(sequence.blocks)
+        sequence.sound = True
         self.blocks.give_back(sequence.blocks)
         sequence.blocks = []
         sequence.computed = 0

@@ -55,6 +55,7 @@ class Sequence:
         self.rest = rest  #: stands in for rows after the last one
         self.computed = 0  #: rows whose keys and values are in memory
         self.blocks: list[int] = []
+        self.sound = True  #: what was last computed gave finite logits, so there is no NaN in its blocks
         self.block_names: list[bytes] | None = None  #: of the prompt's (see the prefixes); None: not made yet
         #: Rows whose hidden states are out: of a resumed job, all but the one of its last token.
         self.handed_out = self.prompt_rows + len(self.codes) - 1 if self.codes else 0
@@ -84,9 +85,14 @@ class Sequence:
         return self.streamed and not self.rows_ended
 
     @property
+    def wanted(self) -> bool:
+        """Somebody takes its tokens."""
+        return self.made - self.taken < AHEAD
+
+    @property
     def ready(self) -> bool:
         """There is something to compute, and somebody takes it."""
-        return self.made - self.taken < AHEAD and self.pending > 0
+        return self.wanted and self.pending > 0
 
     def row(self, token: int) -> torch.Tensor | None:
         """The streamed row that belongs to a token's input."""

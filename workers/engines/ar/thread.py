@@ -72,18 +72,26 @@ class ArThread(EngineThread):
             self._serve()
 
     def _serve(self) -> None:
-        idle = False
-        while self.obey(None if idle else 0.0) and self._gather():
-            pieces = self.scheduler.plan()
-            idle = not pieces
-            if idle:
-                continue
-            outcome = self.runner.step(pieces)
-            for sequence, result in outcome.items():
-                if isinstance(result, Exception) or result.finish is not None:
-                    self.scheduler.remove(sequence)
-            if outcome:
-                self.tell(_deliver, outcome)
+        busy = True
+        while self.obey(0.0 if busy else None) and self._gather():
+            busy = self._step()
+
+    def _step(self) -> bool:
+        """False: there is nothing to compute.
+
+        A method, because a loop's variables would hold the last job, and with it its rows in other processes'
+        memory, for as long as nothing else comes.
+        """
+        pieces = self.scheduler.plan()
+        if not pieces:
+            return False
+        outcome = self.runner.step(pieces)
+        for sequence, result in outcome.items():
+            if isinstance(result, Exception) or result.finish is not None:
+                self.scheduler.remove(sequence)
+        if outcome:
+            self.tell(_deliver, outcome)
+        return True
 
     def _gather(self) -> bool:
         """Waits for company. False: stop."""
