@@ -39,7 +39,7 @@ def post(cluster: Cluster, path: str, body: dict[str, Any]) -> bytes:
         cluster.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=START_S) as response:
             answer: bytes = response.read()
             return answer
     except OSError as error:
