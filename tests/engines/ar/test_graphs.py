@@ -6,6 +6,7 @@ There is no GPU here: the pass that a graph would record is run again at each re
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 
 from tests.engines.ar.asks import PROMPTS, ask, generated, tokens_of
 from tests.engines.ar.conftest import Serve
-from tests.engines.helpers import collect
+from tests.engines.helpers import collect, stage
 from workers.engines.ar import graphs
+from workers.engines.ar.engine import ArEngine
 from workers.engines.ar.family import Forward
 from workers.engines.ar.runner import capture_sizes
 
@@ -88,6 +90,28 @@ async def test_a_pass_that_cannot_be_compiled_or_captured_runs_as_it_is(
     assert tokens_of(answer) == generated(checkpoints["llama"], PROMPTS[1], 4)
     assert "torch.compile failed" in caplog.text
     assert "no CUDA graph" in caplog.text
+
+
+@pytest.mark.parametrize(("device", "current"), [("cuda:1", ["cuda:1"]), ("cuda", []), ("cpu", [])])
+async def test_the_engines_device_is_its_threads_current_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, current: list[str]
+) -> None:
+    """Else a graph is captured on the first GPU, where nothing runs, and replays give an old step's rows."""
+    told: list[tuple[str, str]] = []
+
+    def tell(where: torch.device) -> None:
+        told.append((str(where), threading.current_thread().name))
+
+    def load(folder: Path, options: Any, where: torch.device) -> None:
+        tell(where)
+        raise ValueError("no weights")
+
+    monkeypatch.setattr(torch.cuda, "set_device", tell)
+    monkeypatch.setattr("workers.engines.ar.engine.model_class", lambda name: load)
+    engine = ArEngine(stage("ar", model=str(tmp_path)), device=device)
+    with pytest.raises(ValueError, match="no weights"):
+        await engine.start()
+    assert told == [(name, "ar") for name in [*current, device]]
 
 
 def test_few_sizes_cover_every_batch() -> None:

@@ -166,13 +166,18 @@ class ArEngine:
         library("transformers", "cpu")
         from workers.engines.ar.runner import Runner, capture_sizes, fitting_blocks, pool_blocks
 
+        device = torch.device(self.device)
+        if device.type == "cuda" and device.index is not None:
+            # Streams and captures are the thread's current device's: a graph of another one would be empty,
+            # and its replays would change nothing.
+            torch.cuda.set_device(device)
         options, seqs = self.options, self.stage.batch.max_num_seqs
         if options.max_num_batched_tokens < seqs:
             raise ValueError(
                 f"max_num_batched_tokens: {options.max_num_batched_tokens} rows hold no step of "
                 f"{seqs} jobs (max_num_seqs)"
             )
-        self.model = model_class(options.family)(folder, options, torch.device(self.device))
+        self.model = model_class(options.family)(folder, options, device)
         self.model.hidden_layers = sorted({*self.model.hidden_layers, *options.hidden_layers})
         if any(layer > self.model.layout.layers for layer in self.model.hidden_layers):
             raise ValueError(
