@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,8 @@ def leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         young, opened = children(), descriptors()
         yield folder
         until(lambda: children() <= young, "child processes to end", GONE_S)
+        with suppress(AssertionError):  # the one below says what is left
+            until(lambda: not files_in(folder), "files to be removed", GONE_S)
         assert files_in(folder) == []
         until(lambda: not descriptors_above(opened), "descriptors to be closed", GONE_S)
 

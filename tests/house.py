@@ -28,7 +28,17 @@ from tests.leftovers import until
 
 START_S = 120.0  #: idle machines need a few seconds, busy ones many
 STOP_S = 60.0
-ANSWER_MS = 5000
+GONE_S = 20.0
+ASK_S = 60.0  #: a broker that is being restarted answers within so long,
+ANSWER_MS = 5000  #: if it is asked again: what was asked of the one before it is lost
+
+
+class PatientClient(Client):
+    """A client for which a broker may stand still for longer than people would wait."""
+
+    async def connect(self, timeout_s: float = START_S) -> None:
+        """See the class."""
+        await super().connect(timeout_s)
 
 
 class House:
@@ -71,8 +81,8 @@ class House:
             self.until(self.is_ready, START_S)
 
     def worker(self, stage: str, *options: str) -> subprocess.Popen[bytes]:
-        """`omni-worker` for a stage; it is ended with the house."""
-        command = module("workers.cli", "--stage", stage, *options)
+        """`omni-worker` for a stage; it is ended with the house. The broker may still be on its way."""
+        command = module("workers.cli", "--stage", stage, "--patience", str(START_S), *options)
         with self._log.open("ab") as log:
             self._workers.append(subprocess.Popen(command, stdout=log, stderr=log, env=self.env))
         return self._workers[-1]
@@ -107,7 +117,7 @@ class House:
                 process.wait(STOP_S)
             if self.process is not None:
                 assert self.process.returncode == 0, self.log
-            until(lambda: not self.processes(), "all processes to end", 20.0)
+            until(lambda: not self.processes(), "all processes to end", GONE_S)
             for folder in (self.run_dir, self.shm_dir, self.state_dir):
                 left = files_in(folder)
                 assert left == [], f"{folder} holds {left}; the log:\n{self.log}"
@@ -119,7 +129,7 @@ class House:
     @property
     def log(self) -> str:
         """What all of it has said so far."""
-        return self._log.read_text()
+        return self._log.read_text(errors="replace")
 
     def until(self, condition: Callable[[], object], timeout_s: float = 60.0) -> float:
         """Waits for a condition; returns the seconds it took, and fails with the log after the time."""
@@ -137,14 +147,14 @@ class House:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=START_S,
             check=False,
             stdin=subprocess.DEVNULL,
         )
 
     def get(self, path: str) -> tuple[int, bytes]:
         """A GET request's status and body; (0, b"") while nobody listens."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -161,13 +171,19 @@ class House:
 
     def client(self) -> Client:
         """A client to enter."""
-        return Client(self.address)
+        return PatientClient(self.address)
 
     def forget(self) -> None:
-        """Removes what a clean stop has kept for the next start."""
+        """Removes what a clean stop has kept for the next start. What is still ending holds its memory."""
+        self.until(lambda: not self.processes(), GONE_S)
         for file in files_in(self.state_dir):
             (self.state_dir / file).unlink()
-        sweep(self.shm_dir)
+
+        def swept() -> bool:
+            sweep(self.shm_dir)
+            return not files_in(self.shm_dir)
+
+        self.until(swept, GONE_S)
 
     def status(self) -> dict[str, Any]:
         """The broker's report. It blocks, so it works with and without a running event loop."""
@@ -178,7 +194,10 @@ class House:
 
     def _ask(self, question: Inspect | Letters) -> dict[str, Any] | None:
         """The broker's answer; None if there is none."""
-        return asked(self.address, question, ANSWER_MS)
+        deadline = time.monotonic() + ASK_S
+        while (report := asked(self.address, question, ANSWER_MS)) is None and time.monotonic() < deadline:
+            pass
+        return report
 
     def stage(self, pipeline: str, stage: str) -> dict[str, Any]:
         """A stage's part of the report."""
@@ -194,9 +213,15 @@ class House:
         return processes_of(self.folder)
 
     def process_of(self, name: str) -> int:
-        """The one process that runs a module of ours."""
-        (pid,) = (pid for pid, command in self.processes().items() if name in command.split())
-        return pid
+        """The one process that runs a module of ours, once there is one: it may be being started again."""
+        found: list[int] = []
+
+        def one() -> bool:
+            found[:] = [pid for pid, command in self.processes().items() if name in command.split()]
+            return len(found) == 1
+
+        self.until(one)
+        return found[0]
 
 
 @contextmanager

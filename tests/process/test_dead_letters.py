@@ -6,22 +6,29 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.client import BrokerError
-from tests.house import House
+from tests.house import House, line, write
 
+ROOT = Path(__file__).parents[2]
 SAID: dict[str, Any] = {"messages": [{"role": "user", "content": "one two three"}]}
 
 
 async def fail(home: House, name: str, **params: Any) -> None:
     """One request of this name that fails in `tone`."""
+    await fails(home, name, "echo", "audio", {"tone": params})
+
+
+async def fails(home: House, name: str, pipeline: str, output: str, params: dict[str, Any]) -> None:
+    """One request of this name that fails."""
+    given = {"request": [SAID]}
     async with home.client() as client:
-        stream = await client.submit(
-            "echo", outputs=["audio"], given={"request": [SAID]}, params={"tone": params}, name=name
-        )
+        stream = await client.submit(pipeline, outputs=[output], given=given, params=params, name=name)
         async with stream:
             with pytest.raises(BrokerError):
                 async for _ in stream:
@@ -60,27 +67,34 @@ async def test_a_retry_that_fails_is_a_letter_again(echo: House) -> None:
 
 
 async def test_a_retry_after_the_cause_is_gone_ends_well_and_its_caller_can_have_the_rest(
-    echo: House,
+    house: Callable[..., House], tmp_path: Path
 ) -> None:
+    """The engine gives nothing before a file is there, so that each of its deaths is its task's."""
+    document, gate = line("a"), tmp_path / "gate"
+    document["stages"]["a"] = {"engine": "tests.process.gated_engine:GatedEngine"}
+    home = house(env={"PYTHONPATH": str(ROOT)})
+    home.start("--pipeline", write(tmp_path, document))
+
     async def kill_its_workers() -> None:
         for _ in range(3):
-            await asyncio.to_thread(echo.until, lambda: echo.stage("echo", "tone")["running"])
-            (pid,) = echo.pids("echo", "tone")
+            await asyncio.to_thread(home.until, lambda: home.stage("line", "a")["running"])
+            (pid,) = home.pids("line", "a")
             os.kill(pid, signal.SIGKILL)
-            await asyncio.to_thread(echo.until, lambda dead=pid: dead not in echo.pids("echo", "tone"))
+            await asyncio.to_thread(home.until, lambda dead=pid: dead not in home.pids("line", "a"))
 
     killer = asyncio.create_task(kill_its_workers())
-    await fail(echo, "fourth-letter", chunk_sleep_s=0.5)
+    await fails(home, "fourth-letter", "line", "text", {"a": {"gate": str(gate)}})
     await killer
-    assert "signal SIGKILL" in echo.command("dead-letters").stdout
-    await asyncio.to_thread(echo.until, echo.is_ready)
-    retried = echo.command("dead-letters", "retry", "fourth-letter")
+    assert "signal SIGKILL" in home.command("dead-letters").stdout
+    gate.touch()
+    await asyncio.to_thread(home.until, home.is_ready)
+    retried = home.command("dead-letters", "retry", "fourth-letter")
     assert retried.returncode == 0, retried.stderr
     assert retried.stdout.startswith("fourth-letter is done after")
-    assert retried.stdout.endswith("chunks: 3 of audio\n")
-    assert "fourth-letter" not in echo.command("dead-letters").stdout
-    async with echo.client() as client:
-        stream = await client.attach("fourth-letter", {"audio": 1})
+    assert retried.stdout.endswith("chunks: 3 of text\n")
+    assert "fourth-letter" not in home.command("dead-letters").stdout
+    async with home.client() as client:
+        stream = await client.attach("fourth-letter", {"text": 1})
         assert len([output async for output, _ in stream]) == 2
         stream.abort()  # it was kept for its caller; now it has it
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_it_joins_the_broker_that_runs_here(echo: House, monkeypatch: pytest.Mon
     before = set(echo.processes())
     with Omni("echo") as omni:
         assert omni.generate("hello", ["text"]).text == "hello"
-        assert set(echo.processes()) == before
+        assert set(echo.processes()) <= before
     assert echo.is_ready()
 
 
@@ -121,7 +122,7 @@ def test_it_starts_a_broker_of_its_own_and_ends_it(house: Houses, tmp_path: Path
         assert omni.address is not None
         folder = Path(omni.address.removeprefix("ipc://"))
         assert folder.is_dir()
-    assert not home.processes()
+    home.until(lambda: not home.processes())
     assert not folder.exists()
     with pytest.raises(OmniError, match="not started"):
         omni.generate("x")
@@ -179,8 +180,13 @@ def test_a_temporary_folder_with_too_long_a_name_is_refused(
 def test_a_stage_that_never_gets_ready_is_named(tmp_path: Path) -> None:
     document = line("a", "b")
     document["stages"]["b"] = {"engine": "no_such_module:Engine"}
-    with pytest.raises(OmniError, match=r"line/b not ready after 8 s; the log:\n(.*\n)*.*no_such_module"):
-        Omni(write(tmp_path, document), timeout_s=8).start()
+    pipeline, says = write(tmp_path, document), ""
+    for timeout_s in (8, 90):  # busy machines may not come to the engine's error within the first
+        if "no_such_module" not in says:
+            with pytest.raises(OmniError) as caught:
+                Omni(pipeline, timeout_s=timeout_s).start()
+            says = str(caught.value)
+    assert re.search(r"line/b not ready after (8|90) s; the log:\n(.*\n)*.*no_such_module", says), says
 
 
 def test_a_wrong_address_or_name_says_so(echo: House, tmp_path: Path) -> None:

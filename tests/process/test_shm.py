@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -99,4 +100,4 @@ async def test_payloads_over_the_ceiling_go_by_disk_and_leave_nothing_there(
                 got = [payload async for _, payload in stream]
             assert len(got) == 1
             assert (got[0]["x"] == payload["x"]).all()
-        home.until(lambda: files_in(home.state_dir / "chunks") == ["name"])
+        await asyncio.to_thread(home.until, lambda: files_in(home.state_dir / "chunks") == ["name"])
