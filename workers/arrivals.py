@@ -102,10 +102,13 @@ class Arrivals:
             first = self._coming.popleft().task
             try:
                 chunk = first.result()
-            except (AdapterError, ValueError) as error:  # keys that can't be used are a ValueError
-                self.close()
-                kind = type(error) if isinstance(error, AdapterError) else AdapterError
-                self._fail(kind(f"{self._edge.from_} -> {self._edge.to}: {error}"))
+            except Exception as error:  # keys that can't be used, or no memory or descriptor left: whatever
+                self.close()  # else it is, a job that isn't told waits for ever
+                edge = f"{self._edge.from_} -> {self._edge.to}"
+                if isinstance(error, AdapterError):
+                    self._fail(type(error)(f"{edge}: {error}"))
+                else:
+                    self._fail(AdapterError(f"{edge}: {type(error).__name__}: {error}"))
                 return
             except asyncio.CancelledError:  # the loop ends
                 self.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, pack
 from adapters.handle import AdapterError, BlockId, Unreachable
 from adapters.host import host_of, this_host
+from adapters.net.buffers import Buffers
 from adapters.net.server import DataServer
 from adapters.reader import Reader
 from broker.abroad import Abroad
@@ -194,6 +196,23 @@ async def test_a_host_out_of_reach_is_named_with_the_edge(
     assert "a -> b" in str(caught.value)
     assert host_of(chunk.handles[0].block.place) in str(caught.value)
     assert list(consumer.released.values()) == [1]
+
+
+async def test_a_host_that_cannot_take_a_block_fails_the_job_with_the_reason(
+    consumers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Buffers, nbytes: int) -> Any:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(Buffers, "take", full)
+    consumer = consumers()
+    consumer.meet()
+    chunks = consumer.feed(2)
+    with pytest.raises(AdapterError, match=r"a -> b: OSError.*Cannot allocate memory"):
+        await asyncio.wait_for(anext(consumer.stream), 60)
+    blocks = {handle.block for chunk in chunks for handle in chunk.handles}
+    await eventually(lambda: set(consumer.released) == blocks, "all to be released")
+    assert set(consumer.released.values()) == {1}
 
 
 async def test_a_server_that_is_announced_late_is_waited_for(consumers: Any) -> None:
