@@ -88,7 +88,7 @@ class VideosRequest(Drawing, kw_only=True):
     prompt: Annotated[str, Meta(min_length=1, max_length=4096)]
     seconds: Seconds | None = None
     num_frames: Number | None = None
-    fps: Annotated[float, Meta(gt=0, le=120)] | None = None
+    fps: Annotated[float, Meta(ge=0.1, le=120)] | None = None
     input_reference: ImageReference | None = None
 
 

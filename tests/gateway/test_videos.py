@@ -35,6 +35,7 @@ ROWS: list[tuple[dict[str, Any], str, str]] = [
     ({"num_frames": 10**6}, "num_frames", "from 1 to 33"),
     ({"num_frames": 6}, "num_frames", "multiple of 4"),
     ({"fps": 0}, "fps", "0"),
+    ({"fps": 4e-4}, "fps", "0.1"),  # a film's file would have 24, and its job 12500 seconds
     ({"num_inference_steps": 0}, "num_inference_steps", "from 1 to 50"),
     ({"guidance_scale": 21}, "guidance_scale", "from 0 to 20"),
     ({"sampling_params_list": [None, None, {"num_frames": 34}, None]}, f"{LIST}.num_frames", "33"),

@@ -29,6 +29,9 @@ async def test_what_a_film_can_not_be_is_named(made: Callable[[Any], Path]) -> N
         assert await refused(rig, request, {"num_inference_steps": 0}) == "num_inference_steps"
         assert await refused(rig, request, {"width": 48}) == "size"
         assert await refused(rig, request, {"guidance_scale_2": 2.0}) == "guidance_scale_2"
+        # What no file can have: told before the film is made.
+        assert await refused(rig, request, {"fps": 4e-4}) == "fps"
+        assert await refused(rig, request, {"fps": 1e4}) == "fps"
         two = {**request, "images": [PICTURE, PICTURE]}
         assert await refused(rig, two, {}) == "input_reference"
 

@@ -46,7 +46,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     guidance_scale: Annotated[float, Meta(ge=0)] | None = None
     partial_images: Annotated[int, Meta(ge=0, le=3)] = 0  #: pictures on the way; fewer where steps are few
     num_frames: Annotated[int, Meta(ge=1)] | None = None
-    fps: Annotated[float, Meta(gt=0)] | None = None
+    fps: Annotated[float, Meta(ge=0.1, le=1000)] | None = None  #: as the engine `film` can write it
     strength: Annotated[float, Meta(gt=0, le=1)] | None = None  #: how much of a given picture may change
 
 
