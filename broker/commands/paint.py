@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -147,11 +148,14 @@ async def _last(client: Client, stream: RequestStream) -> Payload:
 
 
 async def _tell(client: Client, name: str, line: Line) -> None:
+    from broker.client import BrokerError
+
     while True:
         await asyncio.sleep(LOOK_S)
-        report = await client.inspect("request", name)
-        if "error_status" not in report:
-            line.show(standing(report))
+        with suppress(BrokerError):  # it may be restarted meanwhile; the picture comes all the same
+            report = await client.inspect("request", name)
+            if "error_status" not in report:
+                line.show(standing(report))
 
 
 def standing(report: dict[str, Any]) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from broker.client import BrokerGone, Client, RequestStream
+from broker.commands import paint
 from broker.commands.paint import standing
 from tests.house import House
 
@@ -64,3 +69,31 @@ def test_it_says_in_one_line_what_is_wrong(echo: House, tmp_path: Path) -> None:
 def test_progress_names_the_stages_that_work(started: list[float], says: str) -> None:
     stages = [["text", 0.0, started[0], -1, -1, -1, 0, 1], ["denoiser", 0.0, started[1], -1, -1, -1, 0, 1]]
     assert standing({"stages": stages, "progress": {"text": 0.0, "denoiser": 0.4}}) == says
+
+
+async def test_a_broker_that_is_away_for_a_while_costs_no_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(paint, "LOOK_S", 0.0)
+    answers = iter([BrokerGone("the broker does not answer")] * 2)
+    shown = asyncio.Event()
+
+    class Half:
+        async def inspect(self, what: str, name: str) -> dict[str, Any]:
+            for error in answers:
+                raise error
+            shown.set()
+            return {"stages": [["vae", 0.0, 0.1, -1, -1, -1, 0, 1]], "progress": {"vae": 0.5}}
+
+    class Slow:
+        name = "some"
+
+        async def __aiter__(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+            async with asyncio.timeout(30):
+                await shown.wait()
+            await asyncio.sleep(0.01)
+            yield "image", {"image": 1}
+
+    half, slow = cast("Client", Half()), cast("RequestStream", Slow())
+    assert await paint._last(half, slow) == {"image": 1}
+    assert "vae 50%" in capsys.readouterr().err
