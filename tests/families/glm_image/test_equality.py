@@ -156,6 +156,21 @@ async def test_many_short_words_beside_a_long_one_take_no_memory_for_filling(
     np.testing.assert_allclose(parts["words"], whole["words"], rtol=0, atol=1e-5)
 
 
+def test_an_edit_without_a_size_is_no_larger_than_one_that_could_be_asked_for() -> None:
+    from workers.engines.diffusion.family import Request, Wishes
+    from workers.families.glm_image.wishes import picture_size
+
+    def size(height: int, width: int) -> tuple[int, int]:
+        return picture_size(Request({"images": [np.empty((height, width, 3), np.uint8)]}, Wishes(), 1))
+
+    assert size(70, 100) == (64, 96)
+    assert size(2048, 2048) == (2048, 2048)
+    assert size(5600, 5600) == (2048, 2048)  # 30 625 codes otherwise
+    assert size(3000, 4000) == (1536, 2048)
+    assert size(3001, 3001) == (2048, 2048)
+    assert size(4000, 10) == (2048, 32)
+
+
 async def test_what_it_can_not_draw_is_named(checkpoint: Path) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"prompt": "a dog", "negative_prompt": "cats"}, {}, "negative_prompt"),
