@@ -26,7 +26,7 @@ from scripts.ports import free_port
 PREFIX = "omni-bench-"
 START_S = 300.0  #: the models of `voice` take up to a minute on two cores
 STOP_S = 90.0
-GONE_S = 5.0
+GONE_S = 20.0
 ASK_S = 3.0
 LOG_TAIL = 4000
 

@@ -32,7 +32,7 @@ LIMIT_S = {
 }  #: of one attempt (`echo` takes 3 s); it is what finds a stopped engine
 STAGES = {"echo": ("say", "tone"), "voice": ("thinker", "talker", "code2wav")}
 WATCH_S = 0.5
-EMPTY_S = 30.0  #: after the last answer the broker's tables are empty within this time,
+EMPTY_S = 60.0  #: after the last answer the broker's tables are empty within this time,
 KEPT_S = 330.0  #: or, where a request was made whose caller never heard its name, when that is kept no longer
 
 

@@ -26,7 +26,8 @@ from scripts.benchmarks.common import Report
 from scripts.benchmarks.house import House, Leaks, house, memory_mib, send, told
 
 STAGES = ("say", "tone", "picture", "sum")
-EMPTY_S = 20.0
+EMPTY_S = 60.0
+READY_S = 120.0
 SETTLE = 0.25  #: of the abandoned requests, until memory has found its size
 
 
@@ -77,7 +78,7 @@ async def kill_engines(
     finally:
         over.set()
         await asyncio.gather(*callers)
-    ready = await home.ready(60.0)
+    ready = await home.ready(READY_S)
     return {
         "engines_killed": kills,
         "answered": done,

@@ -17,18 +17,19 @@ from tests.placement.cluster import START_S, Cluster, cluster
 Houses = Callable[..., House]
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-PIECES = 10
+PIECES = 16
 
 
 def document() -> dict[str, Any]:
-    """`a`, which takes 0.3 s a chunk, then `b`; `c`, which no node can hold; `d`, which often rests."""
+    """`a`, which takes 0.2 s a chunk, then `b`; `c`, which no node can hold; `d`, which often rests."""
     made = line("a", "b")
-    made["stages"]["a"]["options"]["delay_s"] = 0.3
+    made["stages"]["a"]["options"]["delay_s"] = 0.2
     made["stages"]["c"] = {"engine": "function", "resources": {"threads": 99}}
     rests = {"replicas": {"min": 0, "max": 1}, "scaling": {"down_s": 1, "cooldown_s": 1}}
     made["stages"]["d"] = {"engine": "function", "resources": rests}
     made["outputs"] |= {"more": "c", "rest": "d"}
     made["edges"] += [{"from": "b", "to": "c"}, {"from": "a", "to": "d"}]
+    made["limits"] = {"ahead_chunks": 4}  # so `a` has not done all before its node is lost
     return made
 
 
@@ -59,7 +60,7 @@ async def test_a_lost_nodes_workers_come_back_on_another_and_requests_go_on(
         assert words.endswith("they have 0 CPUs, 3 CPUs")
         stop = await asyncio.to_thread(home.command, "stop")
         assert stop.returncode == 0, home.log
-        assert not [command for command in home.processes().values() if "workers.cli" in command]
+        home.until(lambda: not [told for told in home.processes().values() if "workers.cli" in told])
 
 
 async def lose_a_node(home: House, ray: Cluster) -> None:
@@ -88,7 +89,7 @@ async def wake_and_rest(home: House) -> None:
     async with home.client() as client:
         given = {"request": [{"text": "x"}]}
         async with await client.submit("line", outputs=["rest"], given=given) as stream:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(START_S):
                 assert [payload["text"] async for _, payload in stream] == ["x"]
     await asyncio.to_thread(
         home.until, lambda: not home.stage("line", "d")["starting"] and not present(home, "d")
