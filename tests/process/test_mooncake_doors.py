@@ -14,7 +14,7 @@ from tests.house import House, line, module, write
 
 def start(*options: str) -> subprocess.CompletedProcess[str]:
     command = module("broker.cli", "start", "--port", "0", *options)
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
 
 
 def test_an_edge_over_mooncake_needs_one(tmp_path: Path) -> None:
@@ -53,5 +53,5 @@ def test_what_a_worker_is_told_goes_before_that() -> None:
 
 def test_a_worker_can_adapt_only_what_its_broker_has(echo: House) -> None:
     worker = echo.worker("say", "--mooncake-transfer-buffer-size", "5")
-    assert worker.wait(20) == 2
+    assert worker.wait(60) == 2
     assert "this broker keeps nothing in Mooncake; start it with --store mooncake" in echo.log

@@ -37,4 +37,4 @@ async def test_a_job_that_fails_lets_its_tensors_go_at_once(
             with pytest.raises(BrokerError, match="no"):
                 await ask(client)
         held = lambda: home.status()["tables"]["holds"]  # noqa: E731
-        await asyncio.to_thread(home.until, lambda: held() == 0, 10.0)
+        await asyncio.to_thread(home.until, lambda: held() == 0, 30.0)
