@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import threading
 import weakref
 from typing import Any
 
@@ -167,9 +168,20 @@ async def test_nan_of_a_prompt_that_is_still_read_reaches_no_other_job(serve: Se
         assert tokens_of(mate) == good
         with pytest.raises(ItemError, match="not finite"):
             await bad
+        reached, go, step = threading.Event(), threading.Event(), engine.thread.runner.step
+
+        def halting(pieces: Any) -> Any:
+            if not go.is_set() and any(one.computed > 100 for one in scheduler.running):
+                reached.set()
+                go.wait(60)
+            return step(pieces)
+
+        engine.thread.runner.step = halting  # type: ignore[method-assign]
         left = asyncio.ensure_future(collect(engine, ask("!" * 400)))
-        await until(lambda: any(one.computed > 100 for one in scheduler.running))
+        await until(reached.is_set)
         left.cancel()
+        await asyncio.wait([left])
+        go.set()
         await until(lambda: not scheduler.running)
         assert tokens_of(await collect(engine, ask(PROMPTS[4], tokens=60))) == good
 

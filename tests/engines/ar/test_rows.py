@@ -101,6 +101,8 @@ async def test_a_step_waits_for_company_as_long_as_the_stage_says() -> None:
         answers = [engine.run(talk(edge, max_tokens=2)) for edge in edges]
         for answer in answers:
             await anext(answer)
+        assert engine.thread._company_s == 0.3
+        engine.thread._company_s = 600.0  # longer than we may be held up between the two rows
         sizes: list[int] = []
         step = engine.thread.runner.step
         engine.thread.runner.step = lambda pieces: (sizes.append(len(pieces)), step(pieces))[1]  # type: ignore[method-assign]
@@ -118,7 +120,7 @@ async def test_a_step_waits_for_no_caller_that_reads_slowly() -> None:
         slow = engine.run(talk(Stream([{"start": start_of(5)}, {"rows": rows_of(5, 1)}], closed=True)))
         await anext(slow)
         await until(lambda: not engine.thread.scheduler.running[0].wanted)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             answer = await collect(engine, talk(whole(9)))
         await slow.aclose()
     assert codes_of(answer) == expected(start_of(9), rows_of(9), 20)
