@@ -13,7 +13,7 @@ BENCH = Path(__file__).parents[2] / "scripts" / "bench"
 def bench(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMNI_SHM_DIR": str(folder)}
     return subprocess.run(
-        [str(BENCH), *options], check=False, capture_output=True, text=True, timeout=60, env=env, cwd=folder
+        [str(BENCH), *options], check=False, capture_output=True, text=True, timeout=120, env=env, cwd=folder
     )
 
 
