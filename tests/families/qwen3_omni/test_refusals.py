@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from adapters.chunk import Payload
 from pipelines.qwen3_omni.transfers import spoken
@@ -45,6 +46,17 @@ async def test_voices_differ_and_an_unknown_one_lists_them(checkpoint: Path, ref
         with pytest.raises(ItemError, match="no voice 'nobody'; there are aiden, chelsie, ethan") as caught:
             await rig.answer(request, voice="nobody")
     assert (caught.value.status, caught.value.param) == (400, "voice")
+
+
+async def test_a_talker_that_ignores_its_end_makes_sound_all_the_same(checkpoint: Path) -> None:
+    """The code of an end has no sound, and code2wav would refuse it."""
+    async with running(checkpoint, "thinker", "talker", "code2wav") as rig:
+        model: Any = rig.engines["talker"].model  # type: ignore[attr-defined]
+        logits, ends = model.logits, torch.tensor(model.stop_ids)
+        model.logits = lambda last: logits(last).index_fill(1, ends, 1e4)
+        answer = await rig.answer(REQUESTS["text"], frames=4, ignore_eos=True)
+    assert answer.codes.shape[1] == 4
+    assert len(answer.wave)
 
 
 async def test_a_checkpoint_without_a_talker_says_so_at_the_start(checkpoint: Path, tmp_path: Path) -> None:

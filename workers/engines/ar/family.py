@@ -138,6 +138,9 @@ class Model(ABC):
     axes: int = 1  #: of positions; 3 for M-RoPE
     max_positions: int  #: what the decoder was made for, prompt and answer
     stop_ids: Sequence[int] = ()
+    #: A request that ignores them gets them as tokens like others. False: they can't be such (a code without
+    #: a sound), so it never gets them.
+    stops_are_tokens: bool = True
     suppressed_ids: Sequence[int] = ()
     hidden_layers: Sequence[int] = ()  #: captured for ``Step.hidden``; the option of that name adds to them
     codebooks: int = 1  #: q, codes that :meth:`codes` makes of a token, itself included

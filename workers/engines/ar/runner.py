@@ -46,7 +46,9 @@ class Runner:
         if self._threads is not None:
             pack(model)
         self.pages = Pages(model.layout, blocks.total, blocks.size, self.device)
-        self._sampler = Sampler(model.suppressed_ids, model.stop_ids, self.device)
+        self._sampler = Sampler(
+            model.suppressed_ids, model.stop_ids, self.device, stops_are_tokens=model.stops_are_tokens
+        )
         self._stops = frozenset(model.stop_ids)
         self._layers = sorted(set(model.hidden_layers))
         self.prefixes = Prefixes(model.layout, self.pages, kept_blocks, self._layers) if kept_blocks else None

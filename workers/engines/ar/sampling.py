@@ -75,9 +75,18 @@ class Sampler:
     Args:
         suppressed: Tokens that are never chosen.
         stops: Tokens that end an answer; not chosen before a request's ``min_tokens``.
+        stops_are_tokens: Whether a request that ignores them may get them.
     """
 
-    def __init__(self, suppressed: SequenceOf[int], stops: SequenceOf[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        suppressed: SequenceOf[int],
+        stops: SequenceOf[int],
+        device: torch.device,
+        *,
+        stops_are_tokens: bool = True,
+    ) -> None:
+        self._stops_are_tokens = stops_are_tokens
         self._suppressed = torch.tensor(list(suppressed), dtype=torch.long, device=device)
         self._stops = torch.tensor(list(stops), dtype=torch.long, device=device)
 
@@ -111,7 +120,8 @@ class Sampler:
             choice = one.choice
             if choice.repetition_penalty != 1.0:
                 self._seen_by(one, logits.device).penalise(logits[row], choice.repetition_penalty)
-            if len(one.codes) < choice.min_tokens and self._stops.numel():
+            never = choice.ignore_eos and not self._stops_are_tokens
+            if (never or len(one.codes) < choice.min_tokens) and self._stops.numel():
                 logits[row].index_fill_(0, self._stops, -torch.inf)
         if self._suppressed.numel():
             logits.index_fill_(1, self._suppressed, -torch.inf)

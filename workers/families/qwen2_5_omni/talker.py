@@ -54,6 +54,7 @@ class Talker(Model):
     """The speech model. Its payloads are {"frames": int [1, k], "codes": [[code], ...], "voice"}."""
 
     axes = 3
+    stops_are_tokens = False
 
     def __init__(self, folder: Path, options: ArOptions, device: torch.device) -> None:
         super().__init__(folder, options, device)

@@ -63,6 +63,7 @@ class Talker(Model):
     """The mixture of experts that makes a frame's first code, and the predictor of the others."""
 
     axes = 3
+    stops_are_tokens = False
 
     def __init__(self, folder: Path, options: ArOptions, device: torch.device) -> None:
         super().__init__(folder, options, device)
