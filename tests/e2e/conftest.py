@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import re
@@ -20,8 +21,10 @@ import openai
 import pytest
 
 from broker.client import Client
-from scripts.leftovers import processes_of
+from scripts.leftovers import files_in, processes_of
 from scripts.ports import free_port
+from tests.house import GONE_S, PatientClient
+from tests.leftovers import until
 
 START_S = 240.0  #: vLLM takes up to a minute on two cores, more when models must be pulled
 PIPELINE = "voice"
@@ -52,7 +55,7 @@ class House:
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
-        raise RuntimeError(f"voice did not come up:\n{self.log.read_text()[-4000:]}")
+        raise RuntimeError(f"voice did not come up:\n{self.log.read_text(errors='replace')[-4000:]}")
 
     def worker(self, stage: str) -> subprocess.Popen[bytes]:
         """One more worker, as `omni-worker --stage` starts it."""
@@ -60,16 +63,23 @@ class House:
         return subprocess.Popen(command, env=self.env, stderr=subprocess.DEVNULL)
 
     def process_of(self, module: str) -> int:
-        """The one process that runs a module of ours."""
-        (pid,) = (pid for pid, command in processes_of(self.folder).items() if module in command.split())
-        return pid
+        """The one process that runs a module of ours, once there is one: it may be being started again."""
+        found: list[int] = []
+
+        def one() -> bool:
+            running = processes_of(self.folder).items()
+            found[:] = [pid for pid, command in running if module in command.split()]
+            return len(found) == 1
+
+        until(one, module)
+        return found[0]
 
     def stop(self) -> None:
         """Stops everything and checks that nothing is left."""
         self.process.terminate()
-        assert self.process.wait(90) == 0, self.log.read_text()[-4000:]
-        assert not list(self.shm.iterdir())
-        assert not processes_of(self.folder)
+        assert self.process.wait(90) == 0, self.log.read_text(errors="replace")[-4000:]
+        until(lambda: not processes_of(self.folder), "all processes to end", GONE_S)
+        assert files_in(self.shm) == []
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +96,8 @@ def voice() -> Iterator[House]:
 
 @pytest.fixture
 async def client(voice: House) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client, unmodified."""
+    """The official client, unmodified; whatever the last test has killed is back."""
+    await asyncio.to_thread(voice.wait_until_ready)
     async with openai.AsyncOpenAI(base_url=f"{voice.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
@@ -94,7 +105,7 @@ async def client(voice: House) -> AsyncIterator[openai.AsyncOpenAI]:
 @pytest.fixture
 async def broker(voice: House) -> AsyncIterator[Client]:
     """A look behind the gateway."""
-    async with Client(voice.address, kind="cli") as client:
+    async with PatientClient(voice.address, kind="cli") as client:
         yield client
 
 

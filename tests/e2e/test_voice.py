@@ -14,12 +14,13 @@ import openai
 import pytest
 
 from broker.client import Client
-from tests.e2e.conftest import House, samples, word_errors, words
+from tests.e2e.conftest import START_S, House, samples, word_errors, words
 
 pytestmark = [pytest.mark.models, pytest.mark.asyncio(loop_scope="function")]
 
 PARIS = "What is the capital of France?"
 STORY = "Tell me about the sea in four sentences."
+TRIES = 3
 QUESTIONS = [
     PARIS,
     "Why is the sky blue?",
@@ -76,15 +77,18 @@ async def attempts(broker: Client) -> dict[str, int]:
     return {name: stage["tasks"]["attempts"] for name, stage in stages.items()}
 
 
-async def empty(broker: Client) -> dict[str, int]:
-    """The broker's tables, as soon as they are empty or a second has passed."""
-    tables = {}
-    for _ in range(20):
-        tables = (await broker.inspect("status"))["tables"]
-        if not any(tables.values()):
-            break
-        await asyncio.sleep(0.05)
-    return tables
+async def code2wav(broker: Client) -> dict[str, Any]:
+    """What the broker knows of the vocoder's stage."""
+    status = await broker.inspect("status")
+    stage: dict[str, Any] = status["pipelines"]["voice"]["stages"]["code2wav"]
+    return stage
+
+
+async def empty(broker: Client) -> None:
+    """Waits for the broker's tables to be empty."""
+    async with asyncio.timeout(60):
+        while any((await broker.inspect("status"))["tables"].values()):
+            await asyncio.sleep(0.05)
 
 
 async def test_the_answer_is_right_in_text_and_in_speech(client: openai.AsyncOpenAI) -> None:
@@ -140,13 +144,17 @@ async def test_speech_as_wav_and_pcm_streamed_and_whole_are_the_same_samples(
 
 async def test_first_audio_leaves_before_the_last_text_token(client: openai.AsyncOpenAI) -> None:
     arguments = spoken(STORY, max_tokens=120, extra_body={"metrics": True})
-    _, _, chunks = await joined(await client.chat.completions.create(**arguments, stream=True))
-    kinds = [getattr(chunk, "modality", None) for chunk in chunks if chunk.choices]
-    assert "audio" in kinds[: len(kinds) - kinds[::-1].index("text")], "audio came while text still did"
-    metrics = next(chunk.metrics for chunk in reversed(chunks) if getattr(chunk, "metrics", None))
-    stages = metrics["stage_metrics"]
-    thinker, code2wav = stages["thinker"], stages["code2wav"]
-    assert code2wav["first_chunk_s"] < thinker["last_chunk_s"]
+    for _ in range(TRIES):  # the text may overtake a vocoder that stands still for a moment
+        _, _, chunks = await joined(await client.chat.completions.create(**arguments, stream=True))
+        kinds = [getattr(chunk, "modality", None) for chunk in chunks if chunk.choices]
+        audio_came_meanwhile = "audio" in kinds[: len(kinds) - kinds[::-1].index("text")]
+        metrics = next(chunk.metrics for chunk in reversed(chunks) if getattr(chunk, "metrics", None))
+        stages = metrics["stage_metrics"]
+        ahead_s = stages["thinker"]["last_chunk_s"] - stages["code2wav"]["first_chunk_s"]
+        if audio_came_meanwhile and ahead_s > 0:
+            break
+    assert audio_came_meanwhile, "audio came while text still did"
+    assert ahead_s > 0
 
 
 async def test_a_text_request_never_schedules_the_speaking_stages(
@@ -185,20 +193,21 @@ async def test_a_vocoder_killed_in_mid_stream_changes_no_sample(
     voice: House, client: openai.AsyncOpenAI, broker: Client
 ) -> None:
     _, undisturbed, _ = await joined(await client.chat.completions.create(**spoken(STORY), stream=True))
-    killed = False
-    audio = b""
-    async for chunk in await client.chat.completions.create(**spoken(STORY), stream=True):
-        for choice in chunk.choices:
-            audio += audio_of(choice.delta)
-        if audio and not killed:
-            killed = True
-            stages = (await broker.inspect("status"))["pipelines"]["voice"]["stages"]
-            (busy,) = (worker for worker in stages["code2wav"]["workers"] if worker["running"])
-            os.kill(busy["pid"], signal.SIGKILL)
-    assert killed
-    assert audio == undisturbed
-    stages = (await broker.inspect("status"))["pipelines"]["voice"]["stages"]
-    assert stages["code2wav"]["tasks"]["deaths"] >= 1
+    before = (await code2wav(broker))["tasks"]["deaths"]
+    for _ in range(TRIES):  # it may have done all of its work before we come to kill it
+        audio, busy = b"", []
+        async for chunk in await client.chat.completions.create(**spoken(STORY), stream=True):
+            for choice in chunk.choices:
+                audio += audio_of(choice.delta)
+            if audio and not busy:
+                busy = [worker for worker in (await code2wav(broker))["workers"] if worker["running"]]
+                for worker in busy:
+                    os.kill(worker["pid"], signal.SIGKILL)
+        assert audio == undisturbed
+        if (await code2wav(broker))["tasks"]["deaths"] > before:
+            break
+        await asyncio.to_thread(voice.wait_until_ready)
+    assert (await code2wav(broker))["tasks"]["deaths"] > before
 
 
 @pytest.mark.parametrize("when", ["text", "speech"])
@@ -239,11 +248,10 @@ async def test_a_second_vocoder_joins_works_and_leaves_without_loss(
         return lengths
 
     async def workers() -> list[dict[str, Any]]:
-        status = await broker.inspect("status")
-        return status["pipelines"]["voice"]["stages"]["code2wav"]["workers"]  # type: ignore[no-any-return]
+        return (await code2wav(broker))["workers"]  # type: ignore[no-any-return]
 
     async def until(condition: Any) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(START_S):
             while not condition(await workers()):
                 await asyncio.sleep(0.02)
 
@@ -274,4 +282,4 @@ async def test_two_hundred_callers_that_leave_are_forgotten(
 
     for start in range(0, 200, 20):
         await asyncio.gather(*(leave(number) for number in range(start, start + 20)))
-    assert not any((await empty(broker)).values())
+    await empty(broker)
