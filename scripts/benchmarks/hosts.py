@@ -31,6 +31,7 @@ from scripts.leftovers import files_in
 
 BROKER_PORT, GATEWAY_PORT = 5555, 8000
 ANSWER_MS = 3000
+TRIES = 10
 KEPT = ("OMNI_CACHE",)  #: models, which hosts without a network of their own could not pull
 LOOK_S = 0.02
 
@@ -235,7 +236,9 @@ class Cluster:
         Dead letters are dropped before, since a clean stop keeps them.
         """
         self.lan.restore(*range(len(self.hosts)))
-        self._ask(Letters(1, "drop", "all"))
+        for _ in range(TRIES if self.first.started() else 0):  # it may have been killed just now
+            if self._ask(Letters(1, "drop", "all")) is not None:
+                break
         left = 0
         for host in self.hosts:
             host.terminate(*self._broker)
