@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipelines.telemetry import no_telemetry
 from scripts import gpu_images
 
 TEXT, FRAMES = 12, 32
@@ -76,6 +77,7 @@ def main(argv: list[str]) -> int:
         help="of the benchmark images, like --random",
     )
     options = parser.parse_args(argv)
+    no_telemetry()
     import torch
     import transformers
 

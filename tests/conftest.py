@@ -13,6 +13,7 @@ import uvloop
 import zmq
 from hypothesis import HealthCheck, settings
 
+from pipelines.telemetry import no_telemetry
 from scripts.leftovers import files_in
 from tests.house import House, empty_house
 from tests.leftovers import children, descriptors, descriptors_above, resident_mb, until
@@ -23,6 +24,8 @@ GONE_S = 20.0  #: processes and sockets that are being closed get so long
 # How long an example takes is no property of ours: a machine may stand still in the middle of one.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+no_telemetry()  # of libraries that the tests import themselves: it opens files for good
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 from typing import Any
 
-#: Some of these libraries report to their makers by default. A user who wants that sets the variable.
-TELEMETRY_OFF = {
-    "ORT_DISABLE_TELEMETRY": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-}
+from pipelines.telemetry import no_telemetry
 
 
 class MissingLibrary(RuntimeError):
@@ -29,9 +22,3 @@ def library(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingLibrary(f"{module}: {error}; run: pip install 'omni-broker[{extra}]'") from error
-
-
-def no_telemetry() -> None:
-    """Asks libraries that are imported later to report nothing."""
-    for name, value in TELEMETRY_OFF.items():
-        os.environ.setdefault(name, value)

@@ -49,12 +49,12 @@ from broker.protocol import (
 )
 from broker.session import EngineSession, Result
 from broker.wire import Connection
+from pipelines.telemetry import no_telemetry
 from workers import config
 from workers.engine import Engine, ItemError, Job
 from workers.engines import make_engine
 from workers.failures import failure, is_known
 from workers.inputs import Inputs
-from workers.optional import no_telemetry
 from workers.running import Running
 
 log = logging.getLogger("worker")

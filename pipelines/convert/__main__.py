@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 from pipelines.convert import MISSING_LIBRARY
+from pipelines.telemetry import no_telemetry
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code; the last line on standard error says what went wrong."""
     name, source, target = arguments
+    no_telemetry()
     try:
         importlib.import_module(f"pipelines.convert.{name}").convert(Path(source), Path(target))
     except ImportError as error:

@@ -7,6 +7,8 @@ import importlib
 import sys
 from pathlib import Path
 
+from pipelines.telemetry import no_telemetry
+
 
 def benchmarks() -> dict[str, str]:
     """Name -> the first line of its docstring, of the modules here that have a ``main``. Imports none."""
@@ -35,6 +37,7 @@ def main() -> int:
     if name not in benchmarks():
         print(f"no benchmark {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
+    no_telemetry()
     importlib.import_module(f"scripts.benchmarks.{name}").main(argv)
     return 0
 

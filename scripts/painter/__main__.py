@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from pipelines.cache import cache_dir
+from pipelines.telemetry import no_telemetry
 from scripts.painter.settings import ROOT, WEIGHTS, Settings
 
 
@@ -32,6 +33,7 @@ def main() -> int:
     options = parser.parse_args()
     settings = _settings(options.set, options.threads)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    no_telemetry()
 
     import diffusers
     import torch

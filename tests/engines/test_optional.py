@@ -39,6 +39,14 @@ def test_the_runtime_of_the_voices_leaves_no_traces_in_the_home_folder(tmp_path:
 
 
 def test_a_user_who_wants_to_report_can(tmp_path: Path) -> None:
-    script = "import os; from workers.optional import no_telemetry; no_telemetry(); "
+    script = "import os; from pipelines.telemetry import no_telemetry; no_telemetry(); "
     script += "print(os.environ['ORT_DISABLE_TELEMETRY'], os.environ['VLLM_NO_USAGE_STATS'])"
     assert run(script, tmp_path, ORT_DISABLE_TELEMETRY="0") == "0 1"
+
+
+def test_a_converter_leaves_no_traces_in_the_home_folder_either(tmp_path: Path) -> None:
+    """diffusers imports the runtime of the voices, if it is there, which writes to a data base at once."""
+    pytest.importorskip("onnxruntime")
+    making = f"from pipelines.convert.__main__ import main; main(['sd3_tiny', '', '{tmp_path}/made'])"
+    run(f"{making}; import onnxruntime", tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "made" not in path.parts] == []
