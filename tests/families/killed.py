@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from adapters.chunk import Payload
+from pipelines.loader import load
 from tests.families.diffusion_rig import Asked
 from tests.families.heard import START_S, Houses
+
+ROOT = Path(__file__).parents[2]  #: where workers find what is held
 
 
 async def with_a_kill(
@@ -28,11 +31,13 @@ async def with_a_kill(
 ) -> list[Payload]:
     """What comes out of real processes, one of which dies after the first picture on the way.
 
+    The denoiser waits for that in its second half.
+
     Args:
         house: The fixture.
         pipeline: Its name.
         model: The folder of all its stages.
-        asked: With ``partial_images`` and many steps, so that the death comes long before the last one.
+        asked: With ``partial_images``.
         settings: Those of ``--stage``.
         output: "image" or "frames".
         has: "image" for requests with pictures.
@@ -41,7 +46,12 @@ async def with_a_kill(
     The denoiser must have had two attempts, all other stages one.
     """
     request, params, seed = asked
+    family = load(pipeline).stages["denoiser"].options["family"]
     home = house()
+    held = home.folder / "held"
+    held.touch()
+    home.env |= {"PYTHONPATH": str(ROOT), "HELD_FAMILY": family, "HELD_WHILE": str(held)}
+    settings = (*settings, "denoiser.family=tests.families.held:Held")
     options = [option for setting in settings for option in ("--stage", setting)]
     home.start("--pipeline", pipeline, "--model", str(model), *options, ready=False)
     await asyncio.to_thread(home.until, home.is_ready, START_S)
@@ -61,6 +71,7 @@ async def with_a_kill(
                 if len(made) == 1:
                     (pid,) = await asyncio.to_thread(home.pids, pipeline, "denoiser")
                     os.kill(victim(pid), signal.SIGKILL)
+                    held.unlink()
     attempts = {timing.stage: timing.attempts for timing in stream.timings}
     assert attempts == {name: 2 if name == "denoiser" else 1 for name in attempts}
     assert [payload.get("partial") for payload in made] == [*range(params["partial_images"]), None]

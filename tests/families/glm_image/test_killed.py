@@ -13,7 +13,7 @@ from tests.families.killed import with_a_kill
 
 SMALL = ("thinker.kv_cache_gib=0.05", "thinker.block_size=16")
 STEPS = {"num_inference_steps": 90, "width": 64, "height": 64}
-#: Many steps, so that the death comes long before the last one.
+#: The first picture on the way comes before half of the steps, where the denoiser waits.
 PARAMS = {**STEPS, "partial_images": 2, "temperature": 0.0}
 
 

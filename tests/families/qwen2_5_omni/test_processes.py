@@ -15,16 +15,16 @@ from tests.families.heard import Heard, Houses, start
 from tests.families.requests import REQUESTS
 from tests.house import House
 
-#: Long enough not to be over when it is time to kill.
-LIMITS = {"thinker": {"max_tokens": 80, "min_tokens": 80}, "talker": {"max_tokens": 400, "min_tokens": 400}}
+#: The text is longer than a thinker may be ahead of its reader.
+LIMITS = {"thinker": {"max_tokens": 120, "min_tokens": 120}, "talker": {"max_tokens": 400, "min_tokens": 400}}
 
 
 async def ask(home: House, kind: str, *, kill: bool = False) -> Heard:
-    """One sampled answer; with ``kill`` both language models are killed when the first of theirs has come."""
-    outputs = {"text": "thinker", "audio": "talker"} if kill else {}
-    doomed = {
-        output: await asyncio.to_thread(home.pids, "qwen2_5_omni", stage) for output, stage in outputs.items()
-    }
+    """One sampled answer; with ``kill`` both language models are killed half-way.
+
+    That is while the text is not read, so the thinker waits for its reader, and the talker for the thinker.
+    """
+    spoken = home.stage("qwen2_5_omni", "talker")["chunks"]
     params = {stage: {**limits, "temperature": 0.9} for stage, limits in LIMITS.items()}
     seen: dict[str, list[Any]] = {"text": [], "audio": []}
     async with (
@@ -40,8 +40,13 @@ async def ask(home: House, kind: str, *, kill: bool = False) -> Heard:
     ):
         async for output, payload in stream:
             seen[output].append(payload)
-            for pid in doomed.pop(output, ()):
-                os.kill(pid, signal.SIGKILL)
+            if kill and output == "text" and len(seen["text"]) == 2:
+                await asyncio.to_thread(
+                    home.until, lambda: home.stage("qwen2_5_omni", "talker")["chunks"] >= spoken + 3
+                )
+                for stage in ("thinker", "talker"):
+                    (pid,) = await asyncio.to_thread(home.pids, "qwen2_5_omni", stage)
+                    os.kill(pid, signal.SIGKILL)
     return Heard.of(seen, stream.timings)
 
 

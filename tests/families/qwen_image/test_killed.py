@@ -11,7 +11,7 @@ from tests.families.heard import Houses
 from tests.families.killed import with_a_kill
 from tests.families.requests import picture
 
-#: The first picture on the way comes after a third of the steps: the denoiser has much to do still.
+#: The first picture on the way comes after a third of the steps, and the denoiser waits at half of them.
 PARAMS = {"num_inference_steps": 200, "partial_images": 2, "width": 64, "height": 64}
 REQUEST = {"prompt": "make it red", "negative_prompt": "", "images": [picture(32, 96)]}
 

@@ -12,7 +12,7 @@ from tests.families.heard import Houses
 from tests.families.killed import with_a_kill
 from tests.leftovers import children
 
-#: The first picture on the way comes after a third of the steps: the denoiser has much to do still.
+#: The first picture on the way comes after a third of the steps, and the denoiser waits at half of them.
 PARAMS = {"num_inference_steps": 150, "partial_images": 2, "width": 64, "height": 64}
 
 

@@ -13,7 +13,7 @@ from tests.families.heard import Houses
 from tests.families.killed import with_a_kill
 
 REQUEST = {"prompt": "a cat", "negative_prompt": "a dog"}
-#: Many steps, so that the death comes long before the last one.
+#: The first picture on the way comes before half of the steps, where the denoiser waits.
 PARAMS = {"width": 64, "height": 32, "num_frames": 9, "num_inference_steps": 120}
 
 
