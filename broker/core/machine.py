@@ -107,6 +107,7 @@ class Core:
         self._given_up: OrderedDict[Peer, None] = OrderedDict()
         self._sweep_due = False
         self._swept = 0.0
+        self._ticked = 0.0
         self._out = self.board.out
         self._handlers: dict[type[Message], Callable[[float, Peer, Any], None]] = {
             **Results(self).handlers,
@@ -368,7 +369,18 @@ class Core:
             self.tasks.stop_feeding(worker)
             self.tasks.kill(worker, "killed: its connection to the broker broke")
 
+    def _stood_still(self, now: float) -> bool:
+        """Whether this process did since the last tick, so that it heard nobody: that is nobody's silence."""
+        stood_s, self._ticked = now - self._ticked - self.settings.beat_s, now
+        if stood_s <= self.settings.beat_s:
+            return False
+        peers: list[Guardian | Client] = [*self.guardians.values(), *self.clients.values()]
+        for peer in peers:
+            peer.seen = min(peer.seen + stood_s, now)
+        return True
+
     def _on_tick(self, now: float) -> None:
+        unheard = self._stood_still(now)
         silence = now - self.settings.liveness_s
         for guardian in [g for g in self.guardians.values() if g.seen < silence]:
             self._guardian_gone(now, guardian, f"its guardian was silent for {self.settings.liveness_s:g} s")
@@ -383,7 +395,8 @@ class Core:
             self._send(peer, Who(self.boot))
         self.requests.tick()
         for worker in self.workers.values():
-            self.tasks.check_time_limits(worker, self.settings.cancel_grace_s)
+            if not unheard:  # what would have kept a limit may be waiting to be read
+                self.tasks.check_time_limits(worker, self.settings.cancel_grace_s)
             if worker.results != worker.seen:
                 worker.seen = worker.results
                 self._send(worker.peer, Seen(worker.results))

@@ -189,7 +189,8 @@ class Requests:
             if request.name and (request.submit.stored or goes_on):
                 self.detach(request)
             else:
-                self.cancel(request)
+                lost = "the broker lost its client, which was silent or whose connection broke; ask again"
+                self.cancel(request, Error("client_lost", lost, 503))
 
     def abort(self, request: Request, *, leave: bool) -> None:
         """The caller wants no more of it."""
@@ -198,10 +199,10 @@ class Requests:
         else:
             self.cancel(request)
 
-    def cancel(self, request: Request) -> None:
-        """Nobody wants it."""
+    def cancel(self, request: Request, error: Error | None = None) -> None:
+        """Nobody wants it. The error is for a client that was given up, and may be there all the same."""
         if request.ended is None:
-            self.end(request, "cancelled", None, False)
+            self.end(request, "cancelled", error, False)
         if request.number in self._board.requests and not request.letter:
             self.forget(request)
 
@@ -369,4 +370,4 @@ def _note(request: Request, status: str, error: Error | None, now: float) -> Not
     if error is None:
         seconds = now - request.accepted
         return Note(logging.DEBUG, "request %d of %s: %s after %.3f s", (*request.line, status, seconds))
-    return Note(logging.WARNING, "request %d of %s failed: %s", (*request.line, error.message))
+    return Note(logging.WARNING, "request %d of %s %s: %s", (*request.line, status, error.message))

@@ -146,10 +146,14 @@ async def test_a_server_that_reads_a_file_for_long_is_not_taken_for_silent(
 
     monkeypatch.setattr(DiskStore, "read", read_slowly)
     monkeypatch.setattr("adapters.net.server._TICK_MS", 20)
-    fetcher = far.fetcher(*far.serve(), silence_s=1)
-    asyncio.get_running_loop().call_later(1.5, slow.set)
-    assert bytes(await fetcher.fetch(stored)) == sent
+    fetcher = far.fetcher(*far.serve(), silence_s=2)
+    task = asyncio.create_task(fetcher.fetch(stored))
+    while not fetcher._links:
+        await asyncio.sleep(0)
     (link,) = fetcher._links.values()
+    asyncio.get_running_loop().call_later(2.5, slow.set)
+    assert bytes(await task) == sent
+    assert not link.closed
     assert link._number == 1, "it was asked once"
     far.store.discard("request-1")
 
