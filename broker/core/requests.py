@@ -190,7 +190,7 @@ class Requests:
                 self.detach(request)
             else:
                 lost = "the broker lost its client, which was silent or whose connection broke; ask again"
-                self.cancel(request, Error("client_lost", lost, 503))
+                self.cancel(request, None if on_purpose else Error("client_lost", lost, 503))
 
     def abort(self, request: Request, *, leave: bool) -> None:
         """The caller wants no more of it."""
