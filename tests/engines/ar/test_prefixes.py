@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.engines.ar.asks import WORDS, ask, tokens_of
 from tests.engines.ar.conftest import Serve
 from tests.engines.ar.test_limits import BLOCK
 from tests.engines.ar.test_rows import codes_of, start_of, talk, talkers, whole
-from tests.engines.helpers import collect
+from tests.engines.helpers import collect, until
 from workers.engine import ItemError, Stream
 from workers.engines.ar.attention import Pages
 from workers.engines.ar.engine import ArEngine
@@ -219,3 +220,21 @@ def test_restored_rows_are_always_those_of_the_same_beginning(seed: int) -> None
             prefixes.keep(one, {0: hidden})
         assert len({kept.slot for kept in prefixes._kept.values()}) == len(prefixes._kept) <= slots
     assert hits
+
+
+async def test_prompts_that_come_at_once_are_read_where_they_differ(serve: Serve) -> None:
+    """Several choices of one request, say: only the first has to be read."""
+    prompts = [LONG + "one", LONG + "two", LONG + "one", LONG[:17], "x" * 60, "y" + LONG]
+    async with serve(**NONE) as engine:
+        alone = [await collect(engine, ask(prompt)) for prompt in prompts]
+    async with serve() as engine:
+        read, gate = rows_read(engine), threading.Event()
+        held = asyncio.create_task(engine.thread.call(gate.wait))
+        jobs = [asyncio.create_task(collect(engine, ask(prompt))) for prompt in prompts]
+        await until(lambda: engine.thread._commands.qsize() >= len(jobs))
+        gate.set()
+        answers = await asyncio.gather(*jobs)
+        await held
+    assert [tokens_of(answer) for answer in answers] == [tokens_of(answer) for answer in alone]
+    assert read[0] == 63 + 60 + 61, "one of those with a beginning in common, and those without"
+    assert read[1] >= 2 * (63 - 56) + (17 - 16)

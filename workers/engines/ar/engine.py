@@ -189,9 +189,14 @@ class ArEngine:
         sizes = capture_sizes(seqs) if captured else []
         kept = fitting_blocks(self.model, options.prefix_cache_gib, options.block_size)
         runner = Runner(self.model, blocks, sizes, self.stage.resources.threads, kept)
-        restore = runner.prefixes.restore if runner.prefixes else None
-        batched = options.max_num_batched_tokens
-        return runner, Scheduler(blocks, seqs, batched, restore, runner.pages.wipe)
+        return runner, Scheduler(
+            blocks,
+            seqs,
+            options.max_num_batched_tokens,
+            restore=runner.prefixes.restore if runner.prefixes else None,
+            wipe=runner.pages.wipe,
+            coming=runner.prefixes.coming if runner.prefixes else None,
+        )
 
 
 _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}

@@ -57,11 +57,26 @@ class Prefixes:
         with self._harmless():
             self._restore(one)
 
+    def coming(self, one: Sequence, others: list[Sequence]) -> bool:
+        """Whether one of the others is about to be kept and has at least half of what this one has to read.
+
+        That is worth waiting for: the others are older, so their rows are computed first anyway.
+        """
+        names, size = self._restorable(one), self._pages.size
+        known = self._known(names)
+        half = known + -(-(one.prompt_rows - known * size) // (2 * size)) - 1  # the last block of it
+        if half >= len(names):
+            return False
+        return any(
+            other.computed < other.prompt_rows
+            and not other.codes
+            and self._names(other)[: self._slots][half : half + 1] == [names[half]]
+            for other in others
+        )
+
     def _restore(self, one: Sequence) -> None:
-        names = self._names(one)[: (one.prompt_rows - 1) // self._pages.size]
-        known = 0
-        while known < len(names) and names[known] in self._kept:
-            known += 1
+        names = self._restorable(one)
+        known = self._known(names)
         if not known:
             return
         self._touch(names[:known])
@@ -118,6 +133,17 @@ class Prefixes:
         """These are wanted. The first of them goes last: without it the others could not be found."""
         for name in reversed(names):
             self._kept.move_to_end(name)
+
+    def _known(self, names: list[bytes]) -> int:
+        """How many there are of these, in a row from the first."""
+        known = 0
+        while known < len(names) and names[known] in self._kept:
+            known += 1
+        return known
+
+    def _restorable(self, one: Sequence) -> list[bytes]:
+        """Of all whole blocks but one that ends with the prompt."""
+        return self._names(one)[: (one.prompt_rows - 1) // self._pages.size]
 
     def _names(self, one: Sequence) -> list[bytes]:
         """Of the prompt's whole blocks."""

@@ -37,6 +37,7 @@ class Scheduler:
         restore: Called with each job that was given its memory: fills in rows that need not be computed.
         wipe: Called with the blocks of a job that loses them in the middle of its prompt: they may hold NaN,
             which whoever gets them next would read beyond its own rows.
+        coming: Whether one of these older jobs is computing rows that ``restore`` will know for this one.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Scheduler:
         blocks: Blocks,
         max_sequences: int,
         max_rows: int,
+        *,
         restore: Callable[[Sequence], None] | None = None,
         wipe: Callable[[list[int]], None] | None = None,
+        coming: Callable[[Sequence, list[Sequence]], bool] | None = None,
     ) -> None:
         self.blocks = blocks
         self.running: list[Sequence] = []  #: hold memory; oldest first
@@ -55,6 +58,7 @@ class Scheduler:
         self._max_rows = max_rows
         self._restore = restore
         self._wipe = wipe
+        self._coming = coming
         self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -132,7 +136,9 @@ class Scheduler:
             running = len(self.running) + len(fit)
             if running == self._max_sequences:
                 break
-            if not sequence.ready:
+            if not sequence.ready or (
+                self._coming is not None and self._coming(sequence, [*self.running, *fit])
+            ):
                 continue
             free -= self.blocks.needed(sequence.pending)
             if free < running:
