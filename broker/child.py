@@ -7,11 +7,14 @@ import signal
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
+from subprocess import SubprocessError
 
 from adapters.process import describe_exit, dies_with_parent, end_group, send_signal
 
 LONGEST_PAUSE_S = 2.0  #: between two starts of a process that keeps dying
 SETTLED_S = 10.0  #: a process that lived so long is started again at once
+LOOK_S = 1.0  #: an end is noticed within so long where the process's own children hold its pipe
+LONGEST_LINE = 65_536  #: bytes; more without a line break, as bars of progress have, comes in pieces
 
 
 class Child:
@@ -47,13 +50,18 @@ class Child:
         pause = 0.0
         while not self._stopping:
             began = time.monotonic()
-            code = await self._run_once()
-            if self._stopping or self._hopeless(code):
-                return
+            try:
+                code = await self._run_once()
+            except (OSError, SubprocessError) as error:  # no memory, no process, no file is left for it
+                what = f"could not be started ({error})"
+            else:
+                if self._stopping or self._hopeless(code):
+                    return
+                what = f"ended ({describe_exit(code)})"
             lived = time.monotonic() - began
             pause = 0.0 if lived > SETTLED_S else min(max(0.1, pause * 2), LONGEST_PAUSE_S)
             when = f"in {pause:g} s" if pause else "now"
-            self._say(f"{self.name} ended ({describe_exit(code)}); it is started again {when}")
+            self._say(f"{self.name} {what}; it is started again {when}")
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> int:
@@ -63,11 +71,31 @@ class Child:
         if self._stopping:  # stop() came while it was being made
             send_signal(process, signal.SIGTERM)
         assert process.stderr is not None
-        async for line in process.stderr:
-            self._say(line.decode(errors="replace").rstrip())
-        code = await process.wait()
-        end_group(process.pid)
+        listening = asyncio.ensure_future(self._listen(process.stderr))
+        try:
+            while (code := process.returncode) is None:
+                if listening.done():
+                    await process.wait()
+                else:  # wait() may last until those have closed the pipe, too, whom only we can end
+                    await asyncio.wait((listening,), timeout=LOOK_S)
+            end_group(process.pid)
+            await asyncio.wait((listening,), timeout=LOOK_S)
+        finally:
+            listening.cancel()
         return code
+
+    async def _listen(self, pipe: asyncio.StreamReader) -> None:
+        """Passes on what it prints, until nobody can print there any more."""
+        rest = b""
+        while piece := await pipe.read(LONGEST_LINE):
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) >= LONGEST_LINE:
+                lines.append(rest)
+                rest = b""
+            for line in lines:
+                self._say(line.decode(errors="replace").rstrip())
+        if rest:
+            self._say(rest.decode(errors="replace").rstrip())
 
     async def stop(self, patience_s: float) -> None:
         """SIGTERM; SIGKILL to all its group after so long."""
@@ -78,6 +106,8 @@ class Child:
         if self._task is None:
             return
         if self._process is None or (process is not None and process.returncode is not None):
+            if process is not None:
+                end_group(process.pid)
             self._task.cancel()  # it waits before the next start
         done, _ = await asyncio.wait((self._task,), timeout=patience_s)
         if not done and self._process is not None:
