@@ -37,7 +37,9 @@ def route(m: Submit, pipelines: dict[str, PipelineState]) -> tuple[PipelineState
     return pipeline, pipeline.router.route(m.outputs, list(m.given), m.has)
 
 
-def check_room(m: Submit, pipeline: PipelineState, route: Route, blocks: Blocks, most_bytes: int) -> None:
+def check_room(  # noqa: PLR0917 - one call, in requests
+    m: Submit, pipeline: PipelineState, route: Route, blocks: Blocks, most_bytes: int, now: float
+) -> None:
     """Raises Overloaded when the request would find no place, or could not end by its deadline."""
     given = sum(handle.nbytes for handle in given_handles(m))
     if given > most_bytes:  # what a handle claims is not looked at before somebody maps it
@@ -48,7 +50,7 @@ def check_room(m: Submit, pipeline: PipelineState, route: Route, blocks: Blocks,
     if blocks.nbytes > most_bytes:
         message = f"{blocks.nbytes >> 20} MiB of tensors are under way, the limit is {most_bytes >> 20}"
         raise Overloaded(message, retry_after(pipeline), status=503)
-    if m.deadline_s is not None and (needs := _at_least(pipeline, route)) > m.deadline_s:
+    if m.deadline_s is not None and (needs := _at_least(pipeline, route, now)) > m.deadline_s:
         message = f"it would take {needs:.1f} s at least, and its deadline is in {m.deadline_s:g} s"
         raise Overloaded(message, needs - m.deadline_s, status=503)
 
@@ -63,13 +65,13 @@ def retry_after(pipeline: PipelineState) -> float:
     return min(max(pipeline.pace * pipeline.unfinished / 2, SOONEST_S), LATEST_S)
 
 
-def _at_least(pipeline: PipelineState, route: Route) -> float:
+def _at_least(pipeline: PipelineState, route: Route, now: float) -> float:
     """Seconds that the slowest stage on the way takes, with what waits there already.
 
     Stages overlap where they stream, so their sum would refuse what is possible.
     """
     stages = [pipeline.stages[number] for number in route.stages]
-    return max(stage.scheduler.length * stage.stats.pace + stage.stats.usual for stage in stages)
+    return max(stage.scheduler.length * stage.stats.pace + stage.stats.expected(now) for stage in stages)
 
 
 def build(number: int, m: Submit, pipeline: PipelineState, route: Route, now: float) -> Request:

@@ -37,12 +37,19 @@ class DeadLetters:
     def __len__(self) -> int:
         return len(self._letters)
 
+    def may_keep(self, request: Request) -> bool:
+        """Whether there is room for it at all, were it the only one."""
+        return self._most > 0 and _held(request) <= self._most_bytes
+
     def add(self, request: Request) -> None:
-        """One more."""
+        """One more, which may be kept."""
         self._letters[request.number] = request
-        most_bytes = self._board.most_bytes // SHARE
-        while len(self._letters) > self._most or sum(map(_held, self._letters.values())) > most_bytes:
+        while len(self._letters) > self._most or sum(map(_held, self._letters.values())) > self._most_bytes:
             self._forget(next(iter(self._letters.values())))
+
+    @property
+    def _most_bytes(self) -> int:
+        return self._board.most_bytes // SHARE
 
     def remove(self, request: Request) -> None:
         """It is forgotten, or runs again; nothing happens if it is no dead letter."""

@@ -69,7 +69,7 @@ class Requests:
                 self._give_back(client, m)
                 return
             pipeline, route = admission.route(m, board.pipelines)
-            admission.check_room(m, pipeline, route, board.blocks, board.most_bytes)
+            admission.check_room(m, pipeline, route, board.blocks, board.most_bytes, board.now)
             if any(m.received.values()):
                 raise BadRequest("the request is not known any more", "name", status=404)
             handles = admission.given_handles(m)
@@ -249,7 +249,7 @@ class Requests:
         request.left = board.now
         self._count_end(pipeline, status)
         board.out.append(_note(request, status, error, board.now))
-        letter = exhausted and bool(request.name) and status == "failed"
+        letter = exhausted and bool(request.name) and status == "failed" and self.letters.may_keep(request)
         if letter:
             self._letter(request)
         board.log.add(request.number, Closed(status, error, timings, board.now, letter))
@@ -344,6 +344,7 @@ class Requests:
     def _letter(self, request: Request) -> None:
         """A request that has failed for good is kept with its inputs, for a person to look at."""
         request.letter = True
+        self._left.pop(request.number, None)  # its client may have left before
         self._drop_outputs(request)
         self.letters.add(request)
 

@@ -26,6 +26,7 @@ BUCKETS = (
 )
 
 SMOOTH = 0.1  #: weight of the newest value in moving averages
+STALE_S = 60.0  #: without a task that was done for so long, what they took is not known any more
 
 
 class Histogram:
@@ -86,10 +87,17 @@ class StageStats:
         self.service.observe(seconds)
         self.done += 1
         self.busy_s += seconds
-        self.usual += (seconds - self.usual) * (SMOOTH if self.done > 1 else 1.0)
+        self.usual += (seconds - self.usual) * (SMOOTH if self.expected(now) else 1.0)
         if waiting:
             self.pace += (now - self._last_done - self.pace) * SMOOTH
         self._last_done = now
+
+    def expected(self, now: float) -> float:
+        """Seconds that a task takes, as far as that is known; 0: it is not, or was so long ago.
+
+        Requests that are refused because of it bring no newer figure: a slow start would count for ever.
+        """
+        return self.usual if now - self._last_done <= max(STALE_S, 2 * self.usual) else 0.0
 
     def counts(self) -> dict[str, int]:
         """How often things happened to tasks, by name."""

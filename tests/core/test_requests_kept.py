@@ -28,6 +28,7 @@ from broker.protocol import (
     Letters,
     Output,
     Refused,
+    Release,
     Report,
 )
 from pipelines.graph import Pipeline
@@ -76,6 +77,25 @@ def test_a_deadline_that_can_not_be_met_is_refused_at_once() -> None:
     assert refused.error.retry_after_s is not None
     d.submit(client, 101, deadline_s=10.0)
     assert [m.tag for m in d.take(client, Accepted)][-1] == 101
+
+
+def test_a_slow_start_does_not_refuse_deadlines_for_ever() -> None:
+    """What is refused because of it would never show that the stage is fast by now."""
+    d = Driver(line("a"))
+    worker, client = d.worker("1", "a"), d.client()
+    d.submit(client, 1)
+    (task,) = d.assigned(worker)
+    d.now += 40.0  # the model warmed up
+    d.emit(worker, task, chunk(0, last=True))
+    d.submit(client, 2, deadline_s=30.0)
+    assert d.take(client, Refused)
+    d.now += 90.0
+    d.submit(client, 3, deadline_s=30.0)
+    (task,) = d.assigned(worker)
+    d.now += 1.0
+    d.emit(worker, task, chunk(0, last=True))
+    d.submit(client, 4, deadline_s=30.0)
+    assert not d.take(client, Refused)
 
 
 def test_gateways_hear_when_a_pipeline_is_full_and_when_it_is_not() -> None:
@@ -240,3 +260,17 @@ def test_the_oldest_dead_letters_go_when_there_are_too_many() -> None:
         fail_for_good(d, worker, client, tag, f"letter{tag:02}")
     kept = [letter["name"] for letter in letters(d, "list")["letters"]]  # type: ignore[attr-defined]
     assert kept == ["letter02", "letter03", "letter04"]
+
+
+def test_the_caller_of_a_request_that_is_too_large_for_the_dead_letters_hears_of_its_end() -> None:
+    d = Driver(line("a", retry={"attempts": 1}), settings=Settings(requests=RequestSettings(block_bytes=16)))
+    worker, client = d.worker("1", "a"), d.client()
+    d.submit(client, name=NAME, given={"request": [chunk(0, last=True, handles=[handle(client, 0)])]})
+    (task,) = d.assigned(worker)
+    d.fail(worker, task, error=Error("stage_failed", "it broke"))
+    (ended,) = d.take(client, Ended)
+    assert ended.error is not None
+    assert ended.error.message == "it broke"
+    d.say(client, Forget(1))
+    d.say(worker, Release([handle(client, 0).block]))
+    d.assert_empty()
