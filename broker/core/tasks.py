@@ -61,7 +61,8 @@ class Tasks:
         """Its tasks run again.
 
         Suspected are those that had given nothing in this attempt. If there are several, nobody knows which
-        of them it was: they are tried one by one. ``innocent``: none of them can have done it.
+        of them it was: they are tried one by one. It may also have been one that was cancelled, and does not
+        run again. ``innocent``: none of them can have done it.
         """
         board = self._board
         scheduler = worker.stage.scheduler
@@ -72,17 +73,19 @@ class Tasks:
         for task in tasks:
             task.request.files = True  # it may have written some that we never heard of
         running = [t for t in tasks if t.state is TaskState.RUNNING]
+        others = [t for t in tasks if t.state is TaskState.CANCELLING and (t.timed_out or not t.proved)]
         for task in tasks:
             if task.state is TaskState.CANCELLING:
                 self.off(task)
         suspects = [t for t in running if t.timed_out] or [t for t in running if not t.proved]
-        if innocent:
+        if innocent or worker.broken:
             suspects = []
+        alone = len(suspects) == 1 and not others and not worker.strays
         worker.stage.stats.deaths += len(running)
         for task in running:
             if task not in suspects:
                 self.again(task, None)
-            elif len(suspects) > 1 and not task.timed_out:
+            elif not alone and not task.timed_out:
                 task.solo = True
                 self.again(task, None)
             else:
@@ -274,8 +277,7 @@ class Tasks:
     def check_time_limits(self, worker: Worker, grace_s: float) -> None:
         """Has a worker killed that runs an attempt, or keeps one that was cancelled, for too long."""
         now, limit = self._board.now, worker.stage.spec.retry.timeout_s
-        if worker.strays and min(worker.strays.values()) < now - grace_s:
-            worker.strays.clear()
+        if worker.strays and not worker.doomed and min(worker.strays.values()) < now - grace_s:
             self.kill(worker, "killed: it did not stop a cancelled task")
         for task in worker.tasks.values():
             if task.timed_out:

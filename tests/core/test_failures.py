@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.protocol import (
     VERSION,
+    Abort,
     Beat,
     Bye,
     Cancel,
@@ -207,6 +210,42 @@ def test_a_worker_that_ignores_a_cancel_is_killed() -> None:
     d.die(a)
     d.say(guard(a), Beat())
     assert not d.take(guard(a), Kill)
+
+
+@pytest.mark.parametrize("proved", [False, True])
+def test_who_ran_beside_a_job_that_ignores_a_cancel_is_not_blamed_for_it(*, proved: bool) -> None:
+    d = Driver(line("a", retry={"attempts": 1}))
+    a, client = d.worker("a", "a", capacity=2), d.client()
+    d.submit(client, 1)
+    d.submit(client, 2)
+    left, innocent = d.assigned(a)
+    if proved:
+        d.emit(a, left, chunk(0))
+    d.say(client, Abort(1))
+    for _ in range(12):
+        d.say(client, Beat())
+        d.say(guard(a), Beat([a]))
+        d.tick(1.0)
+    assert d.take(guard(a), Kill)
+    d.die(a, "killed: it did not stop a cancelled task")
+    assert [m.tag for m in d.take(client, Ended)] == [1]
+    b = d.worker("b", "a")
+    (again,) = d.assigned(b)
+    assert (again.request, again.attempt) == (innocent.request, 2)
+    d.die(b)
+    assert [m.status for m in d.take(client, Ended)] == ["failed"], "now it was alone"
+
+
+def test_tasks_of_a_worker_whose_connection_broke_are_not_blamed_for_it() -> None:
+    d = Driver(line("a", retry={"attempts": 1}))
+    a, client = d.worker("a", "a"), d.client()
+    d.submit(client)
+    assert d.assigned(a)
+    d.lose(a)
+    assert d.take(guard(a), Kill)
+    d.die(a, "killed: its connection to the broker broke")
+    assert not d.take(client, Ended)
+    assert d.assigned(d.worker("b", "a"))
 
 
 def test_what_a_client_wrote_after_it_was_given_up_is_swept() -> None:
