@@ -371,12 +371,19 @@ class Core:
 
     def _stood_still(self, now: float) -> bool:
         """Whether this process did since the last tick, so that it heard nobody: that is nobody's silence."""
-        stood_s, self._ticked = now - self._ticked - self.settings.beat_s, now
+        first, stood_s, self._ticked = not self._ticked, now - self._ticked - self.settings.beat_s, now
         if stood_s <= self.settings.beat_s:
             return False
         peers: list[Guardian | Client] = [*self.guardians.values(), *self.clients.values()]
         for peer in peers:
             peer.seen = min(peer.seen + stood_s, now)
+        if first:
+            return True  # what restored attempts have taken counts
+        for worker in self.workers.values():  # if the whole machine did, so did they
+            for task in worker.tasks.values():
+                task.started = min(task.started + stood_s, now)
+                task.stopped = min(task.stopped + stood_s, now)
+            worker.strays = {name: min(told + stood_s, now) for name, told in worker.strays.items()}
         return True
 
     def _on_tick(self, now: float) -> None:

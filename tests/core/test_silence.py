@@ -44,6 +44,22 @@ def test_a_broker_that_stood_still_takes_nobody_for_dead() -> None:
     assert not d.core.clients
 
 
+def test_a_machine_that_stood_still_for_longer_than_an_attempt_may_take_ends_no_attempt() -> None:
+    d = Driver(line("a", retry={"timeout_s": 20, "attempts": 1}))
+    a, client = d.worker("a", "a"), d.client()
+    d.tick()
+    d.submit(client)
+    (task,) = d.assigned(a)
+    d.tick(30.0)
+    for _ in range(5):  # its engine goes on now, too
+        d.say(guard(a), Beat([a]))
+        d.say(client, Beat())
+        d.tick()
+    assert not d.take(guard(a), Kill)
+    d.finish(a, task)
+    assert [ended.status for ended in d.take(client, Ended)] == ["done"]
+
+
 def test_a_client_that_was_given_up_and_lives_learns_that_its_requests_ended_early() -> None:
     d = Driver(line("a"))
     d.worker("a", "a")
