@@ -234,7 +234,7 @@ class Link:
         """One answer. The rest of the message is there too: ZeroMQ hands over whole ones."""
         try:
             answer: Answer | None = decode_answer(header)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):  # the latter: nested without end
             answer = None
         asked = self._asked.pop(answer.number, None) if isinstance(answer, Piece | Refused) else None
         if isinstance(answer, Piece) and asked is not None and not asked.pull.done.done():

@@ -157,7 +157,7 @@ class DataServer:
                 return
             try:
                 question = decode_question(b"".join(frames))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:  # the latter: nested without end
                 self._send(peer, Refused(0, f"no question: {error}", final=True))
                 continue
             number, handle = question.number, question.handle

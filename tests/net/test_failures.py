@@ -170,7 +170,7 @@ async def test_a_fetch_that_is_given_up_disturbs_no_other(far: FarHost) -> None:
         assert task.cancelled()
 
 
-@pytest.mark.parametrize("wrong", ["short", "long", "none", "disorder", "nonsense"])
+@pytest.mark.parametrize("wrong", ["short", "long", "none", "disorder", "nonsense", "nested"])
 async def test_a_server_that_answers_wrongly_is_left_for_the_next(far: FarHost, wrong: str) -> None:
     handle, sent = far.put(2 * PIECE)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
@@ -191,6 +191,7 @@ async def test_a_server_that_answers_wrongly_is_left_for_the_next(far: FarHost, 
             "none": [piece],
             "disorder": [piece, bytes(PIECE)],
             "nonsense": [b"HTTP/1.1 400 Bad Request"],
+            "nested": [bytes([piece[0] + 1]) + piece[1:] + b"\x91" * 60_000],
         }
         router.send_multipart([peer, *answers[wrong]])
         assert bytes(await asyncio.wait_for(task, 60)) == sent

@@ -100,6 +100,20 @@ def test_wrong_questions_get_an_error_and_the_server_lives(far: FarHost, dealer:
         path.unlink()
 
 
+def test_a_question_that_is_nested_without_end_does_not_end_the_server(
+    far: FarHost, dealer: zmq.Socket[bytes]
+) -> None:
+    """What goes beyond a message's fields is skipped, level by level, which ends in a RecursionError."""
+    handle, sent = far.put(100)
+    good = encode(Want(1, RUN, handle, 0, 100))
+    connect(dealer, far.serve())
+    dealer.send(bytes([good[0] + 1]) + good[1:] + b"\x91" * (LONGEST_QUESTION - 1000))
+    (answer,) = dealer.recv_multipart()
+    assert isinstance(decode_answer(answer), Refused)
+    dealer.send(good)
+    assert dealer.recv_multipart()[1] == sent
+
+
 def test_who_sends_much_is_cut_off_and_others_are_served(far: FarHost, dealer: zmq.Socket[bytes]) -> None:
     handle, sent = far.put(100)
     addresses = far.serve()
