@@ -21,6 +21,7 @@ _ARENA = re.compile(rf"omni-[0-9a-f]{{16}}-([0-9a-f]{{{DIGITS}}})[0-9a-f]{{{DIGI
 _FILE = re.compile(rf"[0-9A-Za-z_-]{{8,64}}/([0-9a-f]{{{DIGITS}}})[0-9a-f]{{{32 - DIGITS}}}")
 _STORE = re.compile(rf"[0-9a-f]{{{DIGITS}}}")
 _STORE_FILE = "name"
+_DRAWN = re.compile(r"\.[0-9a-f]{16}")  #: a name's file before it has its place
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -52,7 +53,10 @@ def store_name(folder: Path) -> str:
     if not path.exists():
         drawn = path.with_name(f".{secrets.token_hex(8)}")
         try:
-            drawn.write_text(secrets.token_hex(DIGITS // 2))
+            with drawn.open("x") as file:
+                file.write(secrets.token_hex(DIGITS // 2))
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut may leave an empty file in the name's place
             with contextlib.suppress(FileExistsError):  # another process was faster
                 os.link(drawn, path)
         finally:
@@ -64,10 +68,15 @@ def store_name(folder: Path) -> str:
 
 
 def forget_store_name(folder: Path) -> None:
-    """The folder is to go: takes the name out, which is nobody's if nothing else is there."""
+    """The folder is to go: takes the name out, which is nobody's if nothing else is there.
+
+    And what was left by those who were killed while they drew one; who still does so draws again.
+    """
     with contextlib.suppress(OSError):
-        if [entry.name for entry in os.scandir(folder)] == [_STORE_FILE]:
-            (folder / _STORE_FILE).unlink()
+        names = os.listdir(folder)
+        if all(name == _STORE_FILE or _DRAWN.fullmatch(name) for name in names):
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
 
 
 def host_of(place: str) -> str:

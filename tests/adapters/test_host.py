@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from adapters.arena import SharedMemory
 from adapters.disk import DiskStore
-from adapters.host import forget_store_name, host_of, store_name, this_host
+from adapters.host import DIGITS, forget_store_name, host_of, store_name, this_host
 from adapters.segment import SEGMENT
 
 RUN = "0123456789abcdef"
@@ -65,6 +67,44 @@ def test_all_who_open_a_store_at_once_agree_on_its_name(tmp_path: Path) -> None:
         names = set(threads.map(lambda _: store_name(tmp_path), range(64)))
     assert len(names) == 1
     assert os.listdir(tmp_path) == ["name"]
+
+
+def test_a_power_cut_leaves_a_store_with_its_whole_name_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link may reach the disk before the bytes of its file, and a store of an empty name is of no use."""
+    flushed = set()
+    fsync, link = os.fsync, os.link
+
+    def flush(fd: int) -> None:
+        fsync(fd)
+        flushed.add((os.fstat(fd).st_ino, os.fstat(fd).st_size))
+
+    def linked(source: Path, target: Path) -> None:
+        assert (source.stat().st_ino, DIGITS) in flushed
+        link(source, target)
+
+    monkeypatch.setattr("os.fsync", flush)
+    monkeypatch.setattr("os.link", linked)
+    assert len(store_name(tmp_path)) == DIGITS
+
+
+def test_who_is_killed_while_drawing_a_name_leaves_no_folder_for_ever(
+    tmp_path: Path, fork: Callable[[Callable[[], None]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DiskStore(tmp_path / "chunks")
+    monkeypatch.setattr("os.link", lambda source, target: os.kill(os.getpid(), signal.SIGKILL))
+
+    def put() -> None:
+        store.put("request-1", memoryview(b"x"))
+
+    os.waitpid(fork(put), 0)
+    monkeypatch.undo()
+    assert len(os.listdir(store.folder)) == 1
+    put()
+    store.discard("request-1")
+    store.close()
+    assert not store.folder.exists()
 
 
 def test_a_store_that_holds_something_keeps_its_name(tmp_path: Path) -> None:
