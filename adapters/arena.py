@@ -138,6 +138,17 @@ class SharedMemory:
         for wake in waiting:
             wake()
 
+    def undo(self, block: BlockId) -> None:
+        """Gives a block back that was just put and that nobody has heard of.
+
+        Wakes nobody: there is as much room as before. Else a chunk that fits only in part would wake who
+        waits for room for it, its own packer before all, to try again at once, and again.
+        """
+        with self._lock:
+            segment = self._segments.get(block.place)
+            if segment is not None:
+                segment.give_back(block.offset, block.generation)
+
     def close(self) -> None:
         """Unlinks our segments. Idempotent. Readers that have mapped them keep their views."""
         with self._lock:

@@ -95,7 +95,8 @@ def pack(payload: Payload, seq: int, transport: Sink | None, *, last: bool = Fal
         return Chunk(seq, last, msgspec.Raw(msgspec.msgpack.encode(payload, enc_hook=hook)), handles)
     except BaseException as error:
         if transport is not None:
-            _free(handles, transport)
+            for handle in handles:
+                transport.undo(handle.block)
         if isinstance(error, _Refused):
             kind = type(error.value).__name__
             raise BadPayload(f"{path_of(error.value, payload)}: {kind} can't travel") from None
@@ -178,6 +179,8 @@ class _Spill:
 
     def free(self, block: BlockId) -> None:
         self._store.unlink(block.place)
+
+    undo = free
 
 
 async def _copied(chunk: Chunk, arena: SharedMemory, store: Store, name: str) -> Chunk:

@@ -121,6 +121,10 @@ class Sink(Protocol):
         """Gives a block of our own back. Unknown or already freed blocks are ignored and counted."""
         ...
 
+    def undo(self, block: BlockId) -> None:
+        """Takes back a ``put`` of just now of which nobody has heard."""
+        ...
+
 
 class Transport(Sink, Protocol):
     """Moves tensors between processes by handle."""

@@ -8,12 +8,13 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from adapters.arena import SharedMemory
-from adapters.chunk import pack, pack_wait
+from adapters.chunk import Chunk, Payload, pack, pack_wait
 from adapters.handle import AdapterError, ArenaFull, BadHandle, BlockId, Handle
 from adapters.segment import SEGMENT
 from tests.adapters.conftest import RUN
@@ -189,6 +190,34 @@ async def test_packing_waits_for_space_without_blocking_the_loop() -> None:
         assert (await waiting).seq == 1
         with pytest.raises(ArenaFull, match=r"payload\.frames"):
             await pack_wait(payload, 2, arena, timeout_s=0.05)
+
+
+async def test_chunks_that_fit_in_part_wait_without_blocking_the_loop_or_waking_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is put of them and taken back is no space that came free."""
+    tries: list[int] = []
+
+    def counted(payload: Payload, seq: int, *arguments: Any, **options: Any) -> Chunk:
+        tries.append(seq)
+        assert len(tries) < 100
+        return pack(payload, seq, *arguments, **options)
+
+    monkeypatch.setattr("adapters.chunk.pack", counted)
+    with small() as arena:
+        held = arena.put(np.zeros(2 * MIB, np.uint8))
+        payload = {"first": np.zeros(MIB, np.uint8), "second": np.zeros(MIB, np.uint8)}
+        waiting = [asyncio.create_task(pack_wait(payload, seq, arena, timeout_s=60)) for seq in range(3)]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert arena.usage().blocks == 1
+        arena.free(held.block)
+        done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert arena.usage().blocks == 2 * len(done)
+        assert arena.usage().stale_frees == 0
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
 
 async def test_waiting_for_space_ends_when_the_arena_closes() -> None:
