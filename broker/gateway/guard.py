@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from broker.gateway.context import Context
 from broker.gateway.errors import ApiError, from_exception
+from broker.gateway.patience import while_taken
 
 log = logging.getLogger("gateway")
 
@@ -36,6 +37,9 @@ def make_guard(context: Context) -> Middleware:
             with doors.enter(request):
                 await _let_come(request)
                 response = await handler(request)
+                async with while_taken(request, context.settings.stall_s):  # one that is streamed is out
+                    await response.prepare(request)
+                    await response.write_eof()
             status = str(response.status)
         except ConnectionError:
             # The client has gone, or was cut off. This goes nowhere, but aiohttp logs what is raised instead.

@@ -10,20 +10,17 @@ import msgspec
 from aiohttp import web
 
 from broker.gateway.errors import from_exception
+from broker.gateway.patience import while_taken
 from broker.gateway.places import Place
 
 DONE = b"[DONE]"
-
-
-class ClientStalled(ConnectionError):
-    """The client takes nothing any more; its request is given up."""
 
 
 class Reader(msgspec.Struct, frozen=True):
     """Who an answer is streamed to.
 
     Attributes:
-        stall_s: A write that waits longer than this raises :class:`ClientStalled`.
+        stall_s: A reader that takes nothing for so long is cut off, see :mod:`broker.gateway.patience`.
         place: Where it wants to go on.
         ids: Whether events carry an ``id`` line. Only for readers that ask for them: some load generators
             take each event for one line, and fail at a second one.
@@ -65,13 +62,9 @@ class Body:
 
     async def write(self, data: bytes) -> None:
         """Sends a piece and waits while the client reads slower than we write. Several tasks may write."""
-        try:
-            async with self._lock, asyncio.timeout(self._stall_s):
-                await self.begin()
-                await self.response.write(data)
-        except TimeoutError:
-            self.cut()
-            raise ClientStalled(f"the client read nothing for {self._stall_s:g} s") from None
+        async with self._lock, while_taken(self._request, self._stall_s):  # the others' turn is no stall
+            await self.begin()
+            await self.response.write(data)
 
     def cut(self) -> None:
         """Closes the connection without an orderly end: the client sees that something is missing."""
@@ -80,8 +73,9 @@ class Body:
 
     async def finish(self) -> web.StreamResponse:
         """Ends the body."""
-        await self.begin()
-        await self.response.write_eof()
+        async with while_taken(self._request, self._stall_s):
+            await self.begin()
+            await self.response.write_eof()
         return self.response
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -68,3 +70,49 @@ async def test_clients_that_never_read(stack: Stack, broker: Client, http: aioht
     for connection in readers:
         connection.close()
     await works(http)
+
+
+LONG: dict[str, Any] = {
+    **CHAT,
+    "messages": [{"role": "user", "content": "w " * (WORDS // 2)}],
+    "modalities": ["audio"],
+    "audio": {"voice": "alloy", "format": "pcm16"},
+    "sampling_params_list": [None, {"speed": 0.25}, None],
+}
+
+
+def is_served(connection: socket.socket) -> bool:
+    """Whether the gateway still holds its end of a connection: it may say nothing of having closed it."""
+    own, its = connection.getsockname()[1], connection.getpeername()[1]
+    ends = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(a.endswith(f":{its:04X}") and b.endswith(f":{own:04X}") and s == "01" for a, b, s in ends)
+
+
+async def test_a_whole_answer_that_nobody_reads_is_given_up(
+    stack: Stack, broker: Client, http: aiohttp.ClientSession
+) -> None:
+    with connect(stack, "/v1/chat/completions", LONG) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        assert is_served(connection)
+        async with asyncio.timeout(60):
+            while is_served(connection):
+                await asyncio.sleep(0.1)
+    await works(http)
+
+
+async def test_a_client_that_reads_slowly_is_not_given_up(stack: Stack, http: aiohttp.ClientSession) -> None:
+    with connect(stack, "/v1/chat/completions", {**LONG, "stream": True}) as connection:
+        got = await asyncio.to_thread(read_slowly, connection, 12.0)
+    assert b"data: [DONE]" in got[-100:]
+
+
+def read_slowly(connection: socket.socket, slow_s: float) -> bytes:
+    """All that comes: for a while some of it now and then, the kernel's buffers being full, then fast."""
+    got = bytearray()
+    until = time.monotonic() + slow_s
+    connection.settimeout(60)
+    while b"[DONE]" not in got[-100:] and (piece := connection.recv(32_768)):
+        got += piece
+        if time.monotonic() < until:
+            time.sleep(0.2)
+    return bytes(got)
