@@ -37,8 +37,9 @@ def make_app(context: Context, silence: Silence) -> web.Application:
         web.delete("/v1/videos/{id}", videos.delete),
         web.get("/v1/requests/{id}", requests.status),
         web.delete("/v1/requests/{id}", requests.cancel),
-        web.get("/v1/requests/{id}/stream", requests.stream),
-        web.get("/v1/requests/{id}/result", requests.result),
+        # Without HEAD, which must change nothing: these take a call from its reader, and may forget it.
+        web.get("/v1/requests/{id}/stream", requests.stream, allow_head=False),
+        web.get("/v1/requests/{id}/result", requests.result, allow_head=False),
         web.get("/v1/models", health.models),
         web.get("/v1/models/{id}", health.model),
         web.get("/health", health.health),

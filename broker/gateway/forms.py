@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from broker.gateway.context import coming
 from broker.gateway.errors import ApiError, from_decoding
@@ -80,6 +81,9 @@ async def read(request: web.Request, files: Mapping[str, int], stall_s: float) -
                 data = await _bounded(part, MAX_FIELD, left, stall_s)
                 _add(form.fields, part.name, data.decode())
             left -= len(data)
+    except HttpProcessingError as error:  # a part's head is none, or is too large; it may be quoted there
+        said = error.message.partition("\n")[0].rstrip(":")
+        raise ApiError(f"the head of a part of the form can't be read: {said}", code="invalid_form") from None
     except (ValueError, RuntimeError) as error:  # what aiohttp raises for a broken multipart body
         raise ApiError(f"the form can't be read: {error}", code="invalid_form") from None
     raise ApiError(f"more than {MAX_FIELDS} form fields", code="invalid_form")

@@ -37,6 +37,13 @@ class Place:
             raise ApiError(f"after: not a place in this stream, which is {form}: {text[:80]!r}", "after")
         return cls(lanes, [int(count) for count in text.split(".")])
 
+    @classmethod
+    def latest(cls, places: list[Place]) -> Place:
+        """The place of a reader who has been at all of these."""
+        return cls(
+            len(places[0].after), [max(counts) for counts in zip(*(p.after for p in places), strict=True)]
+        )
+
     def step(self, lane: int) -> bool:
         """One more event of a lane. Whether it is new to the reader."""
         self._counts[lane] += 1

@@ -54,10 +54,14 @@ class Requests:
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """The answer's stream, after the place that the reader names: `after` or `Last-Event-ID`."""
+        """The answer's stream, after the place that the reader names: `after` or `Last-Event-ID`.
+
+        A browser whose stream broke asks for the same address again, and says in the header how far it has
+        come since.
+        """
         plan, reports = await self.find(request, request.match_info["id"])
-        after = request.query.get("after", request.headers.get("Last-Event-ID", ""))
-        place = Place.parse(after, plan.lanes)
+        named = request.query.get("after", ""), request.headers.get("Last-Event-ID", "")
+        place = Place.latest([Place.parse(text, plan.lanes) for text in named])
         reader = reader_of(self._context, request, place, stored=True)
         streams: list[RequestStream] = []
         with attended(streams, stored=plan.stored):

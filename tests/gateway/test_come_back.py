@@ -184,7 +184,19 @@ async def test_the_browsers_header_names_the_place_too(http: aiohttp.ClientSessi
         assert await read(response) == got[3:]
     headers = {"Last-Event-ID": "3"}
     async with http.get(f"/v1/requests/{call}/stream?after=5", headers=headers) as response:
-        assert await read(response) == got[5:], "what stands in the address wins"
+        assert await read(response) == got[5:]
+    async with http.get(f"/v1/requests/{call}/stream?after=2", headers=headers) as response:
+        assert await read(response) == got[3:], "an EventSource asks for the same address when it comes back"
+    await drop(http, call)
+
+
+async def test_a_look_at_the_head_takes_nothing_from_the_reader(http: aiohttp.ClientSession) -> None:
+    call, got = await ask(http)
+    for place in ("stream", "result"):
+        async with http.head(f"/v1/requests/{call}/{place}") as response:
+            assert response.status == 405
+            assert response.headers["Allow"] == "GET"
+    assert await rest(http, call, None) == got
     await drop(http, call)
 
 

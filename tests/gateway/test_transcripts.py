@@ -146,6 +146,10 @@ async def test_bad_fields_of_the_form_are_named(http: aiohttp.ClientSession, num
         ("application/json", b"{}"),
         ("multipart/form-data", b"no boundary"),
         ("multipart/form-data; boundary=x", b""),
+        ("multipart/form-data; boundary=x", b"--x\r\nno head\r\n\r\necho\r\n--x--\r\n"),
+        ("multipart/form-data; boundary=x", b"--x\r\nA\x00: b\r\n\r\necho\r\n--x--\r\n"),
+        ("multipart/form-data; boundary=x", b"--x\r\nA: " + b"b" * 20_000 + b"\r\n\r\necho\r\n--x--\r\n"),
+        ("multipart/form-data; boundary=x", b"--x\r\n" + b"A: b\r\n" * 500 + b"\r\necho\r\n--x--\r\n"),
         ("multipart/form-data; boundary=x", b"--y\r\n\r\n"),
         (
             "multipart/form-data; boundary=x",
