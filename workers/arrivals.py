@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from adapters.handle import AdapterError, BlockId, Chunk, Unreachable, blocks_of
+from adapters.let_go import let_go
 from broker.abroad import Abroad
 from pipelines.graph import Edge
 
@@ -109,6 +110,7 @@ class Arrivals:
                     self._fail(type(error)(f"{edge}: {error}"))
                 else:
                     self._fail(AdapterError(f"{edge}: {type(error).__name__}: {error}"))
+                let_go(error)  # it holds our frame, that the task, and that the error, and what came with it
                 return
             except asyncio.CancelledError:  # the loop ends
                 self.close()

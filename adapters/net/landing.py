@@ -57,16 +57,19 @@ class Landing:
             released(waiting.pop(index))
             return landed(handle, data)
 
-        tasks = [asyncio.ensure_future(one(index, handle)) for index, handle in enumerate(chunk.handles)]
+        tasks: list[asyncio.Future[Handle]] = [
+            asyncio.ensure_future(one(index, handle)) for index, handle in enumerate(chunk.handles)
+        ]
         try:
             handles = await asyncio.gather(*tasks)
         except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _end(tasks)
             for block in waiting.values():
                 released(block)
             raise
+        finally:
+            # An error's traceback holds this frame, and a task its error: what landed beside it would stay.
+            tasks.clear()
         return msgspec.structs.replace(chunk, handles=list(handles))
 
     async def _bytes(self, handle: Handle, transport: str) -> Any:
@@ -102,6 +105,12 @@ class Landing:
         # It may be in our own store: the block was in our memory, before this machine was restarted.
         store = self._store
         return store is None or store.transport != "disk" or not store.has(handle.file)
+
+
+async def _end(tasks: list[asyncio.Future[Handle]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def landed(handle: Handle, data: Any) -> Landed:

@@ -123,6 +123,7 @@ class Link:
         finally:
             if pull in self._pulls:
                 self._pulls.remove(pull)
+            del pull  # else an error's traceback and the future keep each other, and the target
 
     async def ticket(self, handle: Handle) -> Ticket:
         """Asks for one (:mod:`adapters.net.movers`). Raises as :meth:`pull` does."""
@@ -142,6 +143,7 @@ class Link:
             return await asked
         finally:
             self._tickets.pop(number, None)
+            del asked  # as in `pull`
 
     def close(self, reason: str = "closed") -> None:
         """Ends the connection; pulls on their way end with :class:`Silent`. Idempotent."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,17 +187,24 @@ class UcxPuller:
     def __init__(self, silence_s: float = SILENCE_S) -> None:
         self._silence_s = silence_s
         self._fars: dict[tuple[str, int], _Far] = {}
+        self._closed = False
         self._thread = UcxThread("ucx-puller", self._begin, self._look, self._tick)
 
     async def pull(self, host: str, ticket: Ticket, into: memoryview) -> None:
         """See :meth:`adapters.net.movers.Puller.pull`."""
+        if self._closed:  # in the moment in which the ticket came: the thread would never look at it
+            raise Silent("UCX: closed")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         pull = _Pull(ticket.tag, into, done)
-        self._thread.call(lambda: self._present((host, ticket.port), ticket, pull))
-        await done
+        self._thread.call(partial(self._present, (host, ticket.port), ticket, pull))
+        try:
+            await done
+        finally:
+            del done, pull  # else an error's traceback and the future keep each other, and the buffer
 
     def close(self) -> None:
         """See :meth:`adapters.net.movers.Puller.close`."""
+        self._closed = True
         self._thread.call(self._end)
         self._thread.close()
 

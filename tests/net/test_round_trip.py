@@ -13,8 +13,9 @@ import pytest
 
 from adapters.arena import SharedMemory
 from adapters.chunk import INLINE_LIMIT, Chunk, pack, unpack
-from adapters.handle import BadHandle, BlockId, Unreachable
+from adapters.handle import BadHandle, BlockId, Handle, Unreachable
 from adapters.host import this_host
+from adapters.net.buffers import SMALLEST
 from adapters.net.landing import Landing, landed
 from adapters.net.wire import PIECE, WINDOW
 from tests.net.rig import RUN, FarHost
@@ -163,6 +164,38 @@ async def test_a_chunk_that_can_not_land_gives_all_its_blocks_back_once(far: Far
     with pytest.raises(BadHandle, match="generation"):
         await here(far, *far.serve()).land(chunk, released.append)
     assert Counter(released) == Counter(handle.block for handle in chunk.handles)
+
+
+async def test_a_chunk_that_can_not_land_keeps_no_memory_of_what_has(
+    far: FarHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until Python's collector comes by, which may be never where the same few objects come and go."""
+    chunk = pack({"gone": np.zeros(SMALLEST, np.uint8), "here": np.zeros(SMALLEST, np.uint8)}, 0, far.arena)
+    far.arena.free(chunk.handles[0].block)
+    landing = here(far, *far.serve())
+    assert landing.fetcher is not None
+    fetch, landed = landing.fetcher.fetch, asyncio.Event()
+
+    async def ordered(handle: Handle, transport: str) -> memoryview:
+        if handle is chunk.handles[0]:
+            await landed.wait()
+            return await fetch(handle, transport)
+        data = await fetch(handle, transport)
+        landed.set()
+        return data
+
+    monkeypatch.setattr(landing.fetcher, "fetch", ordered)
+    gc.collect()
+    gc.disable()
+    try:
+        landing_task = asyncio.create_task(landing.land(chunk, lambda block: None))
+        await asyncio.wait([landing_task])
+        assert isinstance(landing_task.exception(), BadHandle)
+        del landing_task
+        await asyncio.sleep(0)
+        assert landing.fetcher._buffers.lent == 0
+    finally:
+        gc.enable()
 
 
 async def test_landing_that_is_cancelled_gives_all_blocks_back_once(far: FarHost) -> None:

@@ -167,6 +167,15 @@ def lender() -> UcxLender:
     return UcxLender()
 
 
+async def test_what_is_pulled_in_the_moment_of_the_end_fails() -> None:
+    puller = UcxPuller()
+    puller.close()
+    with pytest.raises(Silent, match="closed"):
+        await asyncio.wait_for(
+            puller.pull("127.0.0.1", Ticket(1, 1, bytes(KEY_BYTES), 0), memoryview(b"")), 60
+        )
+
+
 async def test_a_ticket_is_good_once(lender: UcxLender) -> None:
     data = memoryview(np.arange(1000, dtype=np.uint8))
     into = memoryview(bytearray(1000))
