@@ -23,6 +23,7 @@ from adapters.net.buffers import Buffers
 from adapters.net.server import DataServer
 from adapters.reader import Reader
 from broker.abroad import Abroad
+from broker.keys import KeysError
 from broker.protocol import EdgeInput, Hosts
 from pipelines.graph import Edge, Pipeline, Prefetch
 from tests.wire.conftest import line
@@ -211,6 +212,25 @@ async def test_a_host_that_cannot_take_a_block_fails_the_job_with_the_reason(
     chunks = consumer.feed(2)
     with pytest.raises(AdapterError, match=r"a -> b: OSError.*Cannot allocate memory"):
         await asyncio.wait_for(anext(consumer.stream), 60)
+    blocks = {handle.block for chunk in chunks for handle in chunk.handles}
+    await eventually(lambda: set(consumer.released) == blocks, "all to be released")
+    assert set(consumer.released.values()) == {1}
+
+
+async def test_keys_that_can_not_be_used_leave_no_block_behind(
+    consumers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were fit for use when the worker started, or it would not know the broker."""
+
+    def unusable() -> None:
+        raise KeysError("others can read or change client.key_secret")
+
+    monkeypatch.setattr("broker.keys.Shared.find", unusable)
+    consumer = consumers()
+    consumer.meet()
+    chunks = consumer.feed(2)
+    with pytest.raises(AdapterError, match="KeysError: others can read"):
+        await anext(consumer.stream)
     blocks = {handle.block for chunk in chunks for handle in chunk.handles}
     await eventually(lambda: set(consumer.released) == blocks, "all to be released")
     assert set(consumer.released.values()) == {1}
