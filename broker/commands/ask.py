@@ -22,6 +22,7 @@ from broker.commands.common import (
     choose,
     errors_in_words,
     say,
+    show_whatever_comes,
     use_keys,
 )
 
@@ -66,6 +67,7 @@ def ask(  # noqa: PLR0917 - the options of a command line
 ) -> None:
     """Ask a running broker, and print the answer as it comes."""
     use_keys(keys)
+    show_whatever_comes()
     if not (text or image or video or clip):
         say("nothing to ask: give a TEXT, an --image, a --video or a --clip")
         raise typer.Exit(USAGE)

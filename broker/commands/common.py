@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,6 +41,17 @@ def use_keys(folder: Path | None) -> None:
 def say(text: str) -> None:
     """A line for people, on standard error."""
     typer.echo(f"omni-broker: {text}", err=True)
+
+
+def show_whatever_comes() -> None:
+    """From now on any text can be printed: what the terminal's encoding lacks as "?".
+
+    Where there is no output at all, it goes nowhere. What models say may hold any character.
+    """
+    if sys.stdout is None:  # `omni-broker ask ... >&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open to the end
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 class Enduring:
@@ -80,6 +93,7 @@ def errors_in_words() -> Iterator[None]:
     """Ends the command with one line and an exit code where an error's message says it all."""
     from zmq import ZMQError
 
+    from adapters.handle import AdapterError
     from broker.address import AddressError
     from broker.api import OmniError
     from broker.attached import CannotDo
@@ -91,9 +105,12 @@ def errors_in_words() -> Iterator[None]:
     except (PipelineError, AddressError, CannotDo) as error:
         say(str(error))
         raise typer.Exit(USAGE) from None
-    except (ModelError, BrokerError, OmniError) as error:
+    except (ModelError, BrokerError, OmniError, AdapterError) as error:
         say(str(error))
         raise typer.Exit(FAILED) from None
+    except UnicodeEncodeError as error:  # bytes from the command line
+        say(f"{error.object[:80]!r} is no text in UTF-8")
+        raise typer.Exit(USAGE) from None
     except BrokenPipeError:
         raise  # whoever reads what we print has enough: there is nothing to say
     except ZMQError as error:  # an address that no socket can have

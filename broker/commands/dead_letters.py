@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from broker.commands.common import FAILED, INTERRUPTED, Broker, Keys, errors_in_words, say, use_keys
+from broker.commands.common import (
+    FAILED,
+    INTERRUPTED,
+    Broker,
+    Keys,
+    errors_in_words,
+    say,
+    show_whatever_comes,
+    use_keys,
+)
 from broker.commands.status import uptime
 
 if TYPE_CHECKING:
@@ -34,6 +43,7 @@ def list_(broker: Broker = None, keys: Keys = None) -> None:
     This is what `omni-broker dead-letters` does by itself.
     """
     use_keys(keys)
+    show_whatever_comes()
     letters = _ask(broker, "list")["letters"]
     if not letters:
         typer.echo("no dead letters")
@@ -73,6 +83,7 @@ def show(name: Name, broker: Broker = None, keys: Keys = None) -> None:
     That is its error, its parameters, and the sizes of what it was given.
     """
     use_keys(keys)
+    show_whatever_comes()
     letter = _ask(broker, "show", name)["letter"]
     typer.echo(json.dumps(letter, indent=2, ensure_ascii=False, default=_text))
 
@@ -86,6 +97,7 @@ def retry(name: Name, broker: Broker = None, keys: Keys = None) -> None:
     """
     use_keys(keys)
     with errors_in_words():
+        name.encode()  # as in _ask()
         try:
             asyncio.run(_retry(broker, name))
         except KeyboardInterrupt:
@@ -115,6 +127,7 @@ def _ask(broker: str | None, act: Literal["list", "show", "drop"], name: str = "
             return await client.letters(act, name)
 
     with errors_in_words():
+        name.encode()  # what can't be sent is found here, not by the socket
         return _checked(asyncio.run(ask()))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.commands.common import Broker, Keys, errors_in_words, use_keys
+from broker.commands.common import Broker, Keys, errors_in_words, show_whatever_comes, use_keys
 from broker.commands.tables import table
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def status(
 ) -> None:
     """Show the stages, their queues and their workers."""
     use_keys(keys)
+    show_whatever_comes()
     with errors_in_words():
         if as_json:
             typer.echo(json.dumps(asyncio.run(_report(broker)), indent=2))

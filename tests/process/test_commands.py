@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import wave
 from collections.abc import Callable
@@ -115,6 +116,29 @@ def test_output_that_nobody_takes_is_no_traceback(echo: House) -> None:
             check=False,
         )
     assert (asked.returncode, asked.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(("encoding", "printed"), [("ascii", b"one ? two\n"), ("latin-1", b"one ? two\n")])
+def test_an_answer_that_the_terminal_can_not_show(echo: House, encoding: str, printed: bytes) -> None:
+    command = module("broker.cli", "ask", "one \u20ac two")
+    env = {**echo.env, "PYTHONIOENCODING": encoding}
+    asked = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+    assert (asked.returncode, asked.stdout) == (0, printed), asked.stderr
+
+
+@pytest.mark.parametrize("command", ["ask hello", "status", "dead-letters"])
+def test_no_output_at_all(echo: House, command: str) -> None:
+    line = f"{shlex.join(module('broker.cli'))} {command} >&-"
+    asked = subprocess.run(line, shell=True, env=echo.env, capture_output=True, timeout=60, check=False)
+    assert asked.returncode == 0, asked.stderr
+    assert b"Traceback" not in asked.stderr
+
+
+@pytest.mark.parametrize("command", [["ask"], ["dead-letters", "show"], ["dead-letters", "drop"]])
+def test_an_argument_that_is_no_text(echo: House, command: list[str]) -> None:
+    asked = echo.command(*command, os.fsdecode(b"a\xffb"))
+    assert asked.returncode in {1, 2}
+    assert len(asked.stderr.splitlines()) == 1, asked.stderr
 
 
 def test_ask_with_voice_to_a_pipeline_that_does_not_listen(echo: House, tmp_path: Path) -> None:
