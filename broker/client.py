@@ -393,4 +393,7 @@ class Client:
             self._connection.post(Beat())
             self._lending.look()
             if self._silent_s > self._patience_s:
+                for tag, stream in self._streams.items():
+                    if not stream.ended:  # a broker that only stood still would wait for us for ever
+                        self._connection.post(Abort(tag, leave=True))
                 self._streams.fail_all(BrokerGone(f"the broker at {self._where} does not answer"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,25 @@ async def test_a_broker_that_stays_away_fails_what_waits(tmp_path: Path) -> None
         await eventually(lambda: made.client._silent_s == 0, "the next broker to be heard")
         engine.allow(10)
         assert await numbers(await made.submit()) == list(range(10))
+
+
+async def test_a_broker_that_stood_still_for_too_long_ends_what_its_client_gave_up(tmp_path: Path) -> None:
+    """Else it would hold the request, its job and its memory for as long as the client lives."""
+    engine = Counter(40, floats=10_000, allowed=10)
+    async with under_way(tmp_path, engine, 5, kind="gateway") as (made, stream):
+        broker = made.broker._process
+        assert broker is not None
+        patience_s, made.client._patience_s = made.client._patience_s, 1.5
+        broker.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(BrokerGone, match="does not answer"):
+                await numbers(stream)
+            stream.done()
+            made.client._patience_s = patience_s
+        finally:
+            broker.send_signal(signal.SIGCONT)
+        await eventually(lambda: made.client._silent_s == 0, "the broker to be heard")
+        await eventually(lambda: engine.ended, "the job to be stopped")
+        async with asyncio.timeout(60):
+            while (await made.client.inspect("status"))["tables"]["requests"]:
+                await asyncio.sleep(0.01)
