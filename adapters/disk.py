@@ -85,6 +85,8 @@ class DiskStore(Beside):
             finally:
                 os.close(fd)  # gives the lock up: nobody takes the file for a dead writer's before
         except OSError as error:
+            with contextlib.suppress(OSError):  # it may have others
+                (self.folder / name).rmdir()  # nobody would remove it: no chunk tells of it
             raise self._unwritten(len(data), error) from error
         return place
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -183,6 +185,26 @@ def test_a_full_disk_fails_the_put_and_names_the_cure(tiny_tmpfs: Path) -> None:
     assert store.read(held, len(DATA)) == DATA
     data = bytes(500_000)
     assert store.read(put(store, data), len(data)) == data  # what fits still goes
+
+
+@pytest.mark.parametrize("call", ["os.open", "os.fsync"])
+def test_a_put_that_fails_leaves_no_folder(
+    call: str, store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker discards what chunks have told it of, and of this request none does."""
+    original, name = getattr(os, call.partition(".")[2]), store.name()
+
+    def full(what: Any, *arguments: Any, **options: Any) -> Any:
+        path = str(what) if call == "os.open" else os.readlink(f"/proc/self/fd/{what}")
+        if path.endswith(".tmp"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(what, *arguments, **options)
+
+    monkeypatch.setattr(call, full)
+    with pytest.raises(ArenaFull):
+        put(store, DATA)
+    assert os.listdir(store.folder) == ["name"]
+    assert store.name() == name
 
 
 def test_a_limit_on_file_sizes_is_an_error_not_a_signal(store: DiskStore, fork: Fork) -> None:
