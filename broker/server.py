@@ -81,7 +81,8 @@ class Server:
                 if peer[0] not in kinds:
                     raise ValueError("the identity is not of a kind that speaks here")
                 messages = decode(payload)
-            except (ValueError, IndexError) as error:  # msgspec's errors are ValueErrors
+            # msgspec's errors are ValueErrors, but for what is nested too deep
+            except (ValueError, IndexError, RecursionError) as error:
                 self._drop(frames[0], error)
                 return
             now = time.monotonic()

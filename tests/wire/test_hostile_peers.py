@@ -22,7 +22,7 @@ import zmq
 
 from broker.address import endpoints
 from broker.client import BrokerError, Client
-from broker.protocol import VERSION, Connect, Inspect, Who, decode_to_worker, encode, new_peer
+from broker.protocol import VERSION, Connect, Inspect, Submit, Who, decode_to_worker, encode, new_peer
 
 ANSWER_MS = 60_000
 GARBAGE = [
@@ -80,6 +80,13 @@ async def test_garbage_is_counted_and_dropped(broker: str, side: str) -> None:
             for data in GARBAGE:
                 peer.send(data)
     await malformed(broker, 2 * len(GARBAGE))  # strangers' kinds, and most of the garbage of the others
+
+
+async def test_what_is_nested_too_deep_is_counted_and_dropped(broker: str) -> None:
+    deep = msgspec.Raw(b"\x91" * 100_000 + b"\x90")
+    with dealer(endpoints(broker).clients, new_peer("c")) as peer:
+        peer.send(encode([Submit(1, "line", ["out"], {}, {"a": deep})]))
+    await malformed(broker, 1)
 
 
 async def test_wrong_frame_counts_are_counted_and_dropped(broker: str) -> None:
