@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable
 
 from adapters.arena import SharedMemory
 from adapters.chunk import Chunk, Payload, pack_wait, unpack
-from adapters.handle import AdapterError, BadHandle, BlockId, Unreachable
+from adapters.handle import AdapterError, BadHandle, BadPayload, BlockId, Unreachable
 from adapters.store import Store, open_store
 from adapters.sweep import sweep
 from broker.abroad import Abroad
 from broker.address import AddressError
 from broker.protocol import VERSION, Connect, Connected, Error, Hosts
 from broker.serving import Serving, store_here
+from broker.wire import MOST_BODY
 from pipelines.graph import Pipeline
 
 
@@ -114,6 +115,11 @@ class Lending:
                     chunks.append(await pack_wait(payload, seq, arena, last=last, name=name, **kept))
                     if chunks[-1].handles:
                         self._serve()
+            size = sum(len(chunk.body) for chunk in itertools.chain.from_iterable(packed.values()))
+            if size > MOST_BODY:
+                raise BadPayload(
+                    f"{size >> 20} MiB besides large tensors; a request has {MOST_BODY >> 20} at most"
+                )
         except BaseException:
             for chunk in itertools.chain.from_iterable(packed.values()):
                 _take_back(chunk, arena)

@@ -19,6 +19,7 @@ from broker.protocol import Message, Peer, Release, encode
 
 READ_LIMIT = 256  #: frames per wake-up, so that timers and the other socket get their turn
 MAX_FRAME = 64 << 20  #: bytes; tensors travel out-of-band, so a larger frame is no honest one
+MOST_BODY = MAX_FRAME - (1 << 20)  #: bytes of chunks' bodies in one message, so that the rest fits in, too
 RETRY_S = 0.01  #: when a full pipe is tried again
 PROBE_MS = 3000  #: over TCP, each end probes the other so often
 #: An end that answers no probe for so long is taken for gone, and the connection made anew. What was under
@@ -29,6 +30,9 @@ CONNECT_MS = 2000  #: one try to connect; the kernel's own would take minutes wh
 #: Messages after which a frame leaves before the wake-up's end. Without a bound all requests in flight move
 #: as one convoy, and while one process works on it all others wait.
 BATCH = 16
+#: Bytes; a larger frame goes in parts, if it has several messages: an introduction, or what has waited for a
+#: broker that stood still, may be larger than what the broker takes, which would end the connection.
+LARGE = 1 << 20
 
 
 class Port:
@@ -211,17 +215,18 @@ class Connection:
     def _flush(self) -> None:
         if not self._outbox or self._socket.closed:
             return
-        try:
-            self._socket.send(encode(self._outbox), zmq.NOBLOCK)
-        except zmq.Again:
-            self._stuck = True
-            if not self._flush_due:
-                self._flush_due = True
-                self._loop.call_later(RETRY_S, self._flush_later)
-            self._port.poke()
-            return
-        self._stuck = False
-        self._outbox = []
+        while self._outbox:
+            frame, messages = _frame(self._outbox)
+            try:
+                self._socket.send(frame, zmq.NOBLOCK)
+            except zmq.Again:
+                self._stuck = True
+                if not self._flush_due:
+                    self._flush_due = True
+                    self._loop.call_later(RETRY_S, self._flush_later)
+                break
+            self._stuck = False
+            self._outbox = self._outbox[messages:]
         self._port.poke()
 
     def close(self, linger_ms: int = 500) -> None:
@@ -231,3 +236,13 @@ class Connection:
             self._socket.disable_monitor()
             self._monitor.close()
         self._port.close(linger_ms)
+
+
+def _frame(messages: list[Message]) -> tuple[bytes, int]:
+    """The first of these as a frame, and how many they are: all, unless that is large."""
+    count = len(messages)
+    frame = encode(messages)
+    while len(frame) > LARGE and count > 1:
+        count = (count + 1) // 2
+        frame = encode(messages[:count])
+    return frame, count

@@ -48,7 +48,7 @@ from broker.protocol import (
     decode_to_worker,
 )
 from broker.session import EngineSession, Result
-from broker.wire import Connection
+from broker.wire import MOST_BODY, Connection
 from pipelines.telemetry import no_telemetry
 from workers import config
 from workers.engine import Engine, ItemError, Job
@@ -343,11 +343,19 @@ class WorkerProcess:
     async def _pack(self, running: Running, payload: Payload) -> Chunk:
         name = running.assign.name
         if any(self._kept.values()) and name:
-            return await pack_wait(payload, running.seq, self.arena, name=name, **self._kept)
-        try:
-            return pack(payload, running.seq, self.arena)
-        except ArenaFull:
-            return await pack_wait(payload, running.seq, self.arena, name=name)
+            chunk = await pack_wait(payload, running.seq, self.arena, name=name, **self._kept)
+        else:
+            try:
+                chunk = pack(payload, running.seq, self.arena)
+            except ArenaFull:
+                chunk = await pack_wait(payload, running.seq, self.arena, name=name)
+        if len(chunk.body) > MOST_BODY:  # the broker would end the connection
+            for handle in chunk.handles:
+                self.arena.free(handle.block)
+            self._drop_copies(chunk)
+            size, most = len(chunk.body) >> 20, MOST_BODY >> 20
+            raise ItemError(f"a payload has {size} MiB besides large tensors, and may have {most}")
+        return chunk
 
     def _drop_copies(self, checkpoint: Chunk | None) -> None:
         """A checkpoint that nobody will ask for: its copies would stay until the request's end."""
