@@ -28,6 +28,9 @@ def from_list(model: Model, entries: list[dict[str, Any] | None] | None) -> Stag
                 raise ApiError(
                     f"{field} holds a whole number of more than 64 bits", field, code="invalid_value"
                 ) from None
+    for values in params.values():
+        if isinstance(values.get("stop"), str):  # as at the top, and as vLLM takes it
+            values["stop"] = [values["stop"]]
     return params
 
 

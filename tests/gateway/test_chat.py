@@ -217,6 +217,8 @@ async def test_parameters_have_their_effect(http: aiohttp.ClientSession) -> None
     assert (await whole(http, stop=["four", "two"]))["choices"][0]["message"]["content"].strip() == "one"
     by_stage = [{"max_tokens": 3}, None, None]  # the stage's own entry wins
     assert (await whole(http, max_tokens=1, sampling_params_list=by_stage))["usage"]["completion_tokens"] == 3
+    stopped = await whole(http, sampling_params_list=[{"stop": "two"}, None, None])
+    assert stopped["choices"][0]["message"]["content"] == "one "
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     joined = await whole(http, messages=[{"role": "user", "content": parts}])
     assert joined["choices"][0]["message"]["content"].split() == ["a", "b"]
