@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from adapters.sweep import sweep
@@ -80,10 +81,13 @@ class PrivateBroker:
                 except BrokerGone:
                     pass  # not up yet
             else:
-                report = await client.inspect("ready")
-                missing = [name for name in report["missing"] if _kept(client, name)]
-                if not missing:
-                    return
+                with suppress(
+                    BrokerGone
+                ):  # it is being restarted, or models that are loaded leave it no time
+                    report = await client.inspect("ready")
+                    missing = [name for name in report["missing"] if _kept(client, name)]
+                    if not missing:
+                        return
             now = time.monotonic()
             what = ", ".join(missing) if missing else "the broker"
             if now - begin > timeout_s:

@@ -10,10 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import deque
 from pathlib import Path
 
 from adapters.process import python
+
+REST_S = 1.0  #: the last lines of a worker that has ended come within so long
 
 
 class Keeper:
@@ -47,11 +50,17 @@ class Keeper:
     def wait(self) -> tuple[int, str]:
         """Passes on what the worker prints until it has ended; gives its exit code and its last line."""
         last: deque[str] = deque(maxlen=1)
+        passing = threading.Thread(target=self._pass_on, args=(last,), daemon=True)
+        passing.start()
+        code = self._process.wait()
+        passing.join(REST_S)  # what it has left behind may hold its standard error open
+        return code, "".join(last)
+
+    def _pass_on(self, last: deque[str]) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             print(line, end="", file=sys.stderr, flush=True)
             last.append(line.strip())
-        return self._process.wait(), "".join(last)
 
     def drain(self) -> None:
         """Tells the worker to finish what it holds and to leave."""

@@ -10,13 +10,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
 
 from broker import Omni
 from broker.api import AudioEvent, BrokerError, DoneEvent, OmniError, OutputEvent, TextEvent
+from broker.client import BrokerGone
+from broker.private import PrivateBroker
 from pipelines.errors import PipelineError
+from pipelines.graph import Pipeline, Stage
 from tests.house import House, line, write
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +181,21 @@ def test_a_temporary_folder_with_too_long_a_name_is_refused(
     with pytest.raises(OmniError, match="TMPDIR"):
         Omni("echo").start()
     assert list(deep.iterdir()) == []
+
+
+class Loading(PrivateBroker):
+    """One that runs, and has no process."""
+
+    def __init__(self) -> None:
+        self._process = SimpleNamespace(poll=lambda: None)  # type: ignore[assignment]
+
+
+async def test_a_broker_that_is_restarted_while_models_are_loaded() -> None:
+    answers: list[Any] = [{"missing": ["line/a"]}, BrokerGone("it does not answer"), {"missing": []}]
+    client = AsyncMock(inspect=AsyncMock(side_effect=answers))
+    client.pipelines = {"line": Pipeline("line", {"text": "a"}, {"a": Stage("function")}, [], {})}
+    await Loading().ready(client, 60)
+    assert client.inspect.await_count == 3
 
 
 def test_a_stage_that_never_gets_ready_is_named(tmp_path: Path) -> None:
