@@ -5,6 +5,7 @@ What was put is pinned there, so a removal that got lost (the network was cut ju
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import OrderedDict
@@ -24,7 +25,9 @@ class Broom:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._due: OrderedDict[str, bool] = OrderedDict()  #: key, or pattern -> whether it is a pattern
+        #: key, or pattern -> whether it is a pattern, and a number of this wish
+        self._due: OrderedDict[str, tuple[bool, int]] = OrderedDict()
+        self._wishes = itertools.count()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -46,7 +49,7 @@ class Broom:
 
     def _add(self, what: str, *, pattern: bool) -> None:
         with self._changed:
-            self._due[what] = pattern
+            self._due[what] = pattern, next(self._wishes)
             if len(self._due) > MOST:
                 lost, _ = self._due.popitem(last=False)
                 log.warning("%s stays in Mooncake: its master has not answered for long", lost)
@@ -61,13 +64,15 @@ class Broom:
                 self._changed.wait_for(lambda: self._due or self._closed)
                 if self._closed:
                     return
-                what, pattern = next(iter(self._due.items()))
-            done = self._removed(what, pattern)
+                what, wish = next(iter(self._due.items()))
+            done = self._removed(what, wish[0])
             with self._changed:
+                if done and self._due.get(what, wish) != wish:
+                    continue  # it was wished again meanwhile, for what came too late for this removal
                 if done:
                     self._due.pop(what, None)
                     self._changed.notify_all()
-                else:
+                elif what in self._due:
                     self._due.move_to_end(what)
                     self._changed.wait_for(lambda: self._closed, _AGAIN_S)
 

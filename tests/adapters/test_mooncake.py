@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 
-from adapters.mooncake_client import Address
+from adapters.mooncake_broom import Broom
+from adapters.mooncake_client import LATER, OK, Address, Connection
 from adapters.store import open_store
 from scripts.ports import free_port
 from tests.adapters.moon import MEMORY_MIB, Moon, Peer, PeerError, moon, need, peering
@@ -109,6 +112,48 @@ def test_a_removal_waits_for_a_master_that_does_not_answer(peers: Peers) -> None
         assert time.monotonic() - began < 30, "it must not hold up an event loop"
         made.master.send_signal(signal.SIGCONT)
         until(lambda: not peer.has(place), "a tensor to go")
+
+
+class SlowMaster:
+    """In the place of a connection: its master takes its time, and then says ``code``."""
+
+    def __init__(self, code: int = OK) -> None:
+        self.code = code
+        self.calls = 0
+        self.begun, self.answer = threading.Event(), threading.Event()
+
+    def call(self, work: object) -> int:
+        self.calls += 1
+        self.begun.set()
+        assert self.answer.wait(60)
+        return self.code
+
+
+def test_what_is_to_be_removed_again_while_it_is_being_removed_is() -> None:
+    """A request's end removes what is there; what a cancelled task has put since goes when it has left."""
+    master = SlowMaster()
+    broom = Broom(cast(Connection, master))
+    broom.remove_matching("^omni/request-1/")
+    assert master.begun.wait(60)
+    broom.remove_matching("^omni/request-1/")
+    master.answer.set()
+    until(lambda: not broom._due, "the removals")
+    assert master.calls == 2
+    broom.close()
+
+
+def test_a_removal_that_is_forgotten_while_it_is_tried_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapters.mooncake_broom.MOST", 1)
+    master = SlowMaster(LATER[0])
+    broom = Broom(cast(Connection, master))
+    broom.remove("forgotten")
+    assert master.begun.wait(60)
+    broom.remove("later")
+    master.answer.set()
+    until(lambda: master.calls > 1, "the other one's try")
+    master.code = OK
+    until(lambda: not broom._due, "its removal")
+    broom.close()
 
 
 @pytest.mark.parametrize("size", [99, 101])
