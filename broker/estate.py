@@ -73,7 +73,10 @@ class Estate:
         self._stores: set[str] = set()  #: disk stores of other hosts
         if self._journal is not None:
             meta = Meta(run=self.run, boot=boot, ahead=ahead(), host=this_boot(), shm_host=here)
-            self._journal.begin(meta)
+            try:
+                self._journal.begin(meta)
+            except sqlite3.Error as error:
+                self._give_up_journal(error)
             if saved is not None:  # what else is in memory and on disk goes when its peers have reported
                 self._ours.add(saved.meta.shm_host)  # it has another name since a reboot
                 self._restore(saved, same_boot=saved.meta.host == meta.host)
@@ -122,17 +125,17 @@ class Estate:
         try:
             self._journal.write(batch)
         except sqlite3.Error as error:
-            log.error(
-                "the journal %s can't be written (%s): from now on requests in flight do not survive the "
-                "broker's death; make room and restart it",
-                self._journal.path,
-                error,
-            )
-            self._give_up_journal()
+            self._give_up_journal(error)
 
-    def _give_up_journal(self) -> None:
+    def _give_up_journal(self, error: sqlite3.Error) -> None:
         """A journal that is behind would mislead the next broker."""
         assert self._journal is not None
+        log.error(
+            "the journal %s can't be written (%s): from now on requests in flight do not survive the "
+            "broker's death; make room and restart it",
+            self._journal.path,
+            error,
+        )
         with contextlib.suppress(OSError):
             self._journal.remove()
         self._journal = None

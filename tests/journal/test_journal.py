@@ -15,8 +15,11 @@ import msgspec
 import pytest
 
 from adapters.handle import Chunk
-from broker.core.records import Batch, ClientMet, Finished, Kept, Leased, OfRequest
+from broker.core.records import Batch, ClientMet, Finished, Kept, Leased, OfRequest, Opened
+from broker.estate import Estate
 from broker.journal import Journal, Meta
+from broker.protocol import Submit
+from tests.core.driver import line
 
 META = Meta(run="0123456789abcdef", boot=1, ahead=0.0, host="here")
 
@@ -176,6 +179,26 @@ def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path: Path) -> Non
     with pytest.raises(sqlite3.Error, match="full"):
         journal.write(batch(9, kept(0, 1_000_000)))
     assert requests_in(path) == dict.fromkeys((1, 2, 3), WHOLE)
+
+
+def test_a_broker_that_starts_on_a_full_disk_goes_on_without_a_journal(
+    leaves_nothing: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def begin(journal: Journal, meta: Meta) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    state = leaves_nothing / "state"
+    request = Opened(Submit(1, "line", ["out"], {}, name="a-request", stored=True), b"", 0.0, 1)
+    before = Journal(state / "journal.db")
+    before.begin(META)
+    before.write(batch(1, request))
+    before.close()
+    monkeypatch.setattr(Journal, "begin", begin)
+    estate = Estate([line("a")], state)
+    assert "can't be written" in caplog.text
+    assert list(estate.core.board.names) == ["a-request"], "what was open goes on"
+    estate.commit()
+    estate.close()
 
 
 WRITER = """
