@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
@@ -55,6 +56,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+END_S = 1.0  #: what is open ends by itself within so long when the client leaves
 NOT_STARTED = "it is not started; use `with Omni(...) as omni:`"
 
 Recording = npt.ArrayLike | tuple[npt.ArrayLike, int]
@@ -147,13 +149,24 @@ class Omni:
         loop, self._loop = self._loop, None
         if loop is None:
             return
-        if hasattr(self, "_client"):
-            asyncio.run_coroutine_threadsafe(self._client.close(), loop).result()
+        asyncio.run_coroutine_threadsafe(self._leave(), loop).result()
         if self._private is not None:
             self._private.stop()
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()
+
+    async def _leave(self) -> None:
+        """Leaves the broker. Who waits for an answer in another thread gets an error instead of nothing."""
+        if hasattr(self, "_client"):
+            await self._client.close()
+        late = asyncio.all_tasks() - {asyncio.current_task()}
+        if late:
+            _, late = await asyncio.wait(late, timeout=END_S)
+        if late:
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late, timeout=END_S)
 
     async def _connect(self, address: str | None) -> None:
         """To a broker that must serve the pipeline. Raises OmniError."""
@@ -329,8 +342,10 @@ class Omni:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except BaseException:
+        except BaseException as error:
             future.cancel()
+            if isinstance(error, CancelledError) and self._loop is None:
+                raise OmniError("it was closed before the answer was there") from None
             raise
 
 

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,6 +183,29 @@ def test_a_temporary_folder_with_too_long_a_name_is_refused(
     with pytest.raises(OmniError, match="TMPDIR"):
         Omni("echo").start()
     assert list(deep.iterdir()) == []
+
+
+def test_who_waits_while_another_thread_closes_it_gets_an_error(echo: House) -> None:
+    omni = Omni("echo", address=echo.address)
+    omni.start()
+    broker = echo.process_of("broker.server")
+    failed: list[BaseException] = []
+
+    def wait() -> None:
+        with pytest.raises((OmniError, BrokerError)) as raised:
+            omni.generate("hello")
+        failed.append(raised.value)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    os.kill(broker, signal.SIGSTOP)
+    try:
+        waiting.start()
+        time.sleep(0.5)
+        omni.close()
+        waiting.join(30)
+    finally:
+        os.kill(broker, signal.SIGCONT)
+    assert failed
 
 
 class Loading(PrivateBroker):
