@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def try_lock(fd: int) -> bool:
@@ -17,10 +20,14 @@ def try_lock(fd: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock of this file; one that can't be opened is not locked."""
-    fd = _open(path)
-    if fd is None:
-        return False
+    """Whether somebody holds the lock of this file; one that can't be opened is not locked.
+
+    Who has no descriptor left can't look, and takes it for locked: its owner may live.
+    """
+    try:
+        fd = os.open(path, _FLAGS)
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
     try:
         # Shared, so that two who look at the same time don't take each other for the owner.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -34,8 +41,9 @@ def is_locked(path: Path) -> bool:
 
 def remove_unlocked(path: Path) -> bool:
     """Removes a file whose lock nobody holds, holding the lock meanwhile. Whether it did."""
-    fd = _open(path)
-    if fd is None:
+    try:
+        fd = os.open(path, _FLAGS)
+    except OSError:
         return False
     try:
         if not try_lock(fd):
@@ -44,10 +52,3 @@ def remove_unlocked(path: Path) -> bool:
         return True
     finally:
         os.close(fd)
-
-
-def _open(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from adapters.arena import SharedMemory
-from adapters.handle import BlockId, Chunk
+from adapters.handle import BlockId, Chunk, blocks_of
 from adapters.host import this_host
 from adapters.net.landing import Landing
 from broker.protocol import Hosts
@@ -34,13 +34,18 @@ class Abroad:
     async def land(self, chunk: Chunk, released: Callable[[BlockId], None], transport: str = "auto") -> Chunk:
         """The chunk with its tensors here; see :meth:`adapters.net.landing.Landing.land`.
 
-        Raises :class:`broker.keys.KeysError` for keys that can't be used.
+        Raises :class:`broker.keys.KeysError` for keys that can't be used; its blocks are released then, too.
         """
         if self._landing.fetcher is None:
             from adapters.net.fetch import Fetcher  # not at the head: on one host nobody needs these
             from broker.keys import Shared
 
-            self._landing.fetcher = Fetcher(self._run, secure=Shared.find())
+            try:
+                self._landing.fetcher = Fetcher(self._run, secure=Shared.find())
+            except Exception:
+                for block in blocks_of(chunk):
+                    released(block)
+                raise
             self._landing.fetcher.book = self._book
         return await self._landing.land(chunk, released, transport)
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from adapters.handle import AdapterError, BlockId, Chunk, Unreachable, blocks_of
 from adapters.let_go import let_go
 from broker.abroad import Abroad
-from broker.address import AddressError
 from pipelines.graph import Edge
 
 
@@ -96,11 +95,7 @@ class Arrivals:
         if transport == "shm":
             self._drop([chunk])
             raise Unreachable("its transport is shm, and the tensors lie on another host")
-        try:
-            return await self._abroad.land(chunk, self._released, transport)
-        except AddressError:  # keys that can't be used: it has not begun, so nothing was released
-            self._drop([chunk])
-            raise
+        return await self._abroad.land(chunk, self._released, transport)
 
     def _arrived(self, task: asyncio.Task[Chunk]) -> None:
         """One is here; those that are next in turn are handed on."""

@@ -23,6 +23,7 @@ from adapters.handle import AdapterError, ArenaFull, Chunk
 from adapters.let_go import let_go
 from adapters.store import open_store
 from broker.abroad import Abroad
+from broker.address import AddressError
 from broker.protocol import (
     VERSION,
     Assign,
@@ -313,7 +314,7 @@ class WorkerProcess:
             if self.abroad.foreign(chunk):
                 chunk = await self.abroad.land(chunk, released)
             return unpack(chunk, self.arena, released)
-        except AdapterError as error:
+        except (AdapterError, AddressError) as error:  # the second: keys that can't be used
             log.warning("a checkpoint can't be read, so its job starts anew: %s", error)
             return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from adapters.arena import SharedMemory
 from adapters.handle import AdapterError, Handle
+from adapters.locks import is_locked
 from adapters.sweep import RunLock, segments, sweep, unlink_owner
 from tests.adapters.conftest import RUN
 
@@ -226,3 +228,16 @@ def test_killed_consumers_cost_the_producer_nothing(fork: Fork, arena: SharedMem
         kill(pid)
     assert sweep() == []
     assert arena.get(handle, lambda block: None).sum() == 99_999 * 50_000
+
+
+def test_who_has_no_descriptor_left_takes_nobody_for_dead(fork: Fork, folder: Path) -> None:
+    path = folder / "lock"
+    path.touch()
+    assert not is_locked(path)
+
+    def child() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+        assert is_locked(path)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(child), 0)[1]) == 0
+    path.unlink()
