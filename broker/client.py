@@ -119,7 +119,12 @@ class Client:
         self._connected = asyncio.get_running_loop().create_future()
         self._session, self._introducing = Session(), ""
         self._connection = Connection(
-            self._endpoint, new_peer("c"), decode_to_client, self._on_message, self._session.released
+            self._endpoint,
+            new_peer("c"),
+            decode_to_client,
+            self._on_message,
+            self._session.released,
+            on_broken=self._on_broken,
         )
         self._connection.post(self._lending.connect())
         try:
@@ -312,6 +317,19 @@ class Client:
             self._session.received(chunk.handles)
         if not self._streams.push(message):
             self.release(blocks_of(chunk))
+
+    def _on_broken(self) -> None:
+        """What was under way on the connection is lost: what is open is asked for again, from where it is.
+
+        A broker that noticed has given us up, and says so.
+        """
+        if self._introducing or not self._lending.run:
+            return
+        for stream in self._streams.values():
+            if not stream.ended:
+                self._connection.post(stream.reopen())
+        for question in self._questions.open():
+            self._connection.post(question)
 
     def _on_free(self, message: Free) -> None:
         self._session.freed(message.blocks)

@@ -32,8 +32,8 @@ class Receiving:
         self._taken: dict[str, tuple[int, int]] = {}  #: output -> (chunks, bytes) not told to the broker yet
 
     def push(self, output: str, chunk: Chunk) -> bool:
-        """A chunk has come. False: it had come before."""
-        if chunk.seq < self.received.get(output, 0):
+        """A chunk has come. False: it had come before, or one before it was lost: both come again."""
+        if chunk.seq != self.received.get(output, 0):
             return False
         self.received[output] = chunk.seq + 1
         self.waiting.append((output, chunk))
