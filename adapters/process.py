@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -10,6 +11,8 @@ import threading
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from contextlib import suppress
+
+LOOK_S = 1.0  #: an end is noticed within so long where others hold the process's pipes
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must not import anything
@@ -64,6 +67,21 @@ def send_signal(process: Process, number: signal.Signals) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)
+
+
+async def ended(process: Process) -> int:
+    """Its exit code, when it has ended.
+
+    ``process.wait()`` may last until its pipes are closed as well, which its children may hold open; and they
+    end only when somebody ends them because of its death.
+    """
+    waiting = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait((waiting,), timeout=LOOK_S)
+    finally:
+        waiting.cancel()
+    return process.returncode
 
 
 def describe_exit(code: int) -> str:

@@ -115,16 +115,17 @@ def endpoints(address: str | None = None) -> Endpoints:
     """
     if address is None:
         address = f"ipc://{run_dir()}"
-    parts = urlsplit(address)
-    if parts.scheme == "ipc" and parts.path:
-        folder = parts.netloc + parts.path
-        return Endpoints(f"ipc://{folder}/workers.sock", f"ipc://{folder}/clients.sock")
+    refusal = AddressError(f"{address!r} is no broker address; use ipc:///folder or tcp://host:port")
     try:
+        parts = urlsplit(address)
+        if parts.scheme == "ipc" and parts.path:
+            folder = parts.netloc + parts.path
+            return Endpoints(f"ipc://{folder}/workers.sock", f"ipc://{folder}/clients.sock")
         host, port = parts.hostname, parts.port
     except ValueError:
-        host = port = None
+        raise refusal from None
     if parts.scheme != "tcp" or not host or not port or port == 65535:
-        raise AddressError(f"{address!r} is no broker address; use ipc:///folder or tcp://host:port")
+        raise refusal
     if not is_loopback(host) and keys_dir() is None:
         raise AddressError(
             f"{host} is not a loopback address, and connections beyond it need keys: make them with "

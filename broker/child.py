@@ -9,11 +9,11 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
 from subprocess import SubprocessError
 
-from adapters.process import describe_exit, dies_with_parent, end_group, send_signal
+from adapters.process import describe_exit, dies_with_parent, end_group, ended, send_signal
 
 LONGEST_PAUSE_S = 2.0  #: between two starts of a process that keeps dying
 SETTLED_S = 10.0  #: a process that lived so long is started again at once
-LOOK_S = 1.0  #: an end is noticed within so long where the process's own children hold its pipe
+REST_S = 1.0  #: the last lines of one that has ended come within so long
 LONGEST_LINE = 65_536  #: bytes; more without a line break, as bars of progress have, comes in pieces
 
 
@@ -73,13 +73,9 @@ class Child:
         assert process.stderr is not None
         listening = asyncio.ensure_future(self._listen(process.stderr))
         try:
-            while (code := process.returncode) is None:
-                if listening.done():
-                    await process.wait()
-                else:  # wait() may last until those have closed the pipe, too, whom only we can end
-                    await asyncio.wait((listening,), timeout=LOOK_S)
+            code = await ended(process)
             end_group(process.pid)
-            await asyncio.wait((listening,), timeout=LOOK_S)
+            await asyncio.wait((listening,), timeout=REST_S)
         finally:
             listening.cancel()
         return code

@@ -16,11 +16,12 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections import deque
 from pathlib import Path
+from subprocess import SubprocessError
 from typing import Any
 
 from adapters.handle import AdapterError
 from adapters.mooncake_client import adapted
-from adapters.process import describe_exit, dies_with_parent, end_group, python, send_signal
+from adapters.process import describe_exit, dies_with_parent, end_group, ended, python, send_signal
 from adapters.segment import shm_dir
 from broker.address import cure, endpoints, state_dir
 from broker.protocol import (
@@ -256,7 +257,13 @@ class Guardian:
     async def _keep_alive(self) -> None:
         pause = 0.0
         while not self._stop.is_set():
-            engine = self._engine = await self._start()
+            try:
+                engine = self._engine = await self._start()
+            except (OSError, SubprocessError) as error:  # no memory, no process, no file is left for it
+                pause = min(max(FIRST_PAUSE_S, pause * 2), LONGEST_PAUSE_S)
+                log.warning("%s's engine can't be started (%s); again in %g s", self.stage, error, pause)
+                await self._sleep(pause)
+                continue
             cause = await self._watch(engine)
             self._engine = None
             self._connection.post(Died(engine.peer, cause))
@@ -303,7 +310,7 @@ class Guardian:
         """Until the engine's process is gone; gives the cause of its death."""
         reading = asyncio.ensure_future(self._read_log(engine))
         stopping = asyncio.ensure_future(self._stop.wait())
-        exiting = asyncio.ensure_future(engine.process.wait())
+        exiting = asyncio.ensure_future(ended(engine.process))
         await asyncio.wait((stopping, exiting), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not exiting.done():
@@ -317,7 +324,7 @@ class Guardian:
     async def _drain(self, engine: Engine) -> None:
         """Asks the engine to finish what it holds, and ends it when that takes too long."""
         send_signal(engine.process, signal.SIGTERM)
-        exiting = asyncio.ensure_future(engine.process.wait())
+        exiting = asyncio.ensure_future(ended(engine.process))
         hurry = asyncio.ensure_future(self._leave_now.wait())
         await asyncio.wait((exiting, hurry), timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()

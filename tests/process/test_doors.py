@@ -185,7 +185,9 @@ def test_start_refuses_an_open_address_without_keys(house: Houses, address: str)
     assert "omni-broker keys" in result.stderr
 
 
-@pytest.mark.parametrize("address", ["ipc:///tmp/x", "0.0.0.0:5555", "tcp://0.0.0.0", "tcp://0.0.0.0:99999"])
+@pytest.mark.parametrize(
+    "address", ["ipc:///tmp/x", "0.0.0.0:5555", "tcp://0.0.0.0", "tcp://0.0.0.0:99999", "tcp://[::1"]
+)
 def test_start_refuses_what_is_no_tcp_address(house: Houses, keys: Path, address: str) -> None:
     result = house().command("start", "--pipeline", "echo", "--listen", address, "--keys", str(keys))
     assert result.returncode == 2

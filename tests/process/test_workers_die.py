@@ -17,6 +17,7 @@ from tests.house import House, empty_house, line, write
 
 Houses = Callable[..., House]
 
+ROOT = Path(__file__).parents[2]
 HELD_S = 6.5  #: a guardian that is silent for 6 s is given up
 AGAIN = {"hang": True, "at": 2, "attempts": 1}  #: two chunks, and the rest only from another engine
 PAYLOADS = [{"text": f"{number} "} for number in range(8)]
@@ -169,3 +170,16 @@ def test_a_worker_for_an_unknown_stage_is_refused_with_the_names(lined: House) -
     (message,) = [text for text in lined.log.splitlines() if "omni-worker:" in text]
     assert "'c'" in message
     assert "a, b" in message.split("'c'")[1]
+
+
+async def test_an_engine_whose_child_holds_its_log_open_is_replaced_and_the_child_ended(
+    house: Houses, tmp_path: Path
+) -> None:
+    """A model server that its engine has started, say."""
+    document = line("a")
+    document["stages"]["a"] = {"engine": "tests.process.leaving_engine:LeavingEngine"}
+    home = house(env={"PYTHONPATH": str(ROOT)})
+    home.start("--pipeline", write(tmp_path, document))
+    async with home.client() as client, asyncio.timeout(60):
+        assert await run(client) == (["done"], 2)
+    await until(home, lambda: not [command for command in home.processes().values() if "sleep" in command])
