@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from broker.gateway.context import Context
 from broker.gateway.errors import ApiError, from_exception
-from broker.gateway.patience import while_taken
+from broker.gateway.patience import AT_ONCE, goes_at_once, while_taken
 
 log = logging.getLogger("gateway")
 
@@ -37,9 +37,11 @@ def make_guard(context: Context) -> Middleware:
             with doors.enter(request):
                 await _let_come(request)
                 response = await handler(request)
-                async with while_taken(request, context.settings.stall_s):  # one that is streamed is out
-                    await response.prepare(request)
-                    await response.write_eof()
+                size = _size(response)
+                if not goes_at_once(request, size):  # else aiohttp does the same
+                    async with while_taken(request, context.settings.stall_s, size):
+                        await response.prepare(request)
+                        await response.write_eof()
             status = str(response.status)
         except ConnectionError:
             # The client has gone, or was cut off. This goes nowhere, but aiohttp logs what is raised instead.
@@ -63,6 +65,12 @@ def make_guard(context: Context) -> Middleware:
         return response
 
     return guard
+
+
+def _size(response: web.StreamResponse) -> int:
+    """Bytes that are still to be written, or more."""
+    body = response.body if isinstance(response, web.Response) else b""  # one that is streamed is out
+    return len(body) if isinstance(body, bytes | bytearray) else AT_ONCE
 
 
 class Doors:

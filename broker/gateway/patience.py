@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 LOOKS = 4  #: in the time that a client has
+AT_ONCE = 32 << 10  #: bytes that can be written to a transport that holds none without waiting for the client
 
 
 class ClientStalled(ConnectionError):
@@ -19,12 +20,15 @@ class ClientStalled(ConnectionError):
 
 
 @asynccontextmanager
-async def while_taken(request: web.Request, stall_s: float) -> AsyncIterator[None]:
-    """Around what is written: it may last for as long as the client takes some of it now and then.
+async def while_taken(request: web.Request, stall_s: float, size: int) -> AsyncIterator[None]:
+    """Around the writing of so many bytes: it may last for as long as the client takes some now and then.
 
     Raises ClientStalled for one that takes nothing for ``stall_s``, whose connection is closed without an
     orderly end: it sees that something is missing.
     """
+    if goes_at_once(request, size):
+        yield
+        return
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(stall_s) as limit:
@@ -46,6 +50,12 @@ async def while_taken(request: web.Request, stall_s: float) -> AsyncIterator[Non
         if request.transport is not None:
             request.transport.abort()
         raise ClientStalled(f"the client read nothing for {stall_s:g} s") from None
+
+
+def goes_at_once(request: web.Request, size: int) -> bool:
+    """Whether so many bytes can be written without waiting for the client. Mostly it is so."""
+    transport = request.transport
+    return size < AT_ONCE and transport is not None and not transport.get_write_buffer_size()
 
 
 def unread(transport: asyncio.Transport | None) -> int:

@@ -62,7 +62,8 @@ class Body:
 
     async def write(self, data: bytes) -> None:
         """Sends a piece and waits while the client reads slower than we write. Several tasks may write."""
-        async with self._lock, while_taken(self._request, self._stall_s):  # the others' turn is no stall
+        # The watch begins inside the lock: while others write it is not this client that is slow.
+        async with self._lock, while_taken(self._request, self._stall_s, len(data)):
             await self.begin()
             await self.response.write(data)
 
@@ -73,7 +74,7 @@ class Body:
 
     async def finish(self) -> web.StreamResponse:
         """Ends the body."""
-        async with while_taken(self._request, self._stall_s):
+        async with while_taken(self._request, self._stall_s, 0):
             await self.begin()
             await self.response.write_eof()
         return self.response
