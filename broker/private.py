@@ -81,9 +81,8 @@ class PrivateBroker:
                 except BrokerGone:
                     pass  # not up yet
             else:
-                with suppress(
-                    BrokerGone
-                ):  # it is being restarted, or models that are loaded leave it no time
+                # It may be being restarted, or models that are loaded leave it no time.
+                with suppress(BrokerGone):
                     report = await client.inspect("ready")
                     missing = [name for name in report["missing"] if _kept(client, name)]
                     if not missing:

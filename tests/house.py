@@ -24,7 +24,7 @@ from broker.protocol import (
 from scripts.benchmarks.asked import asked
 from scripts.leftovers import files_in, kill_all, processes_of
 from scripts.ports import free_port
-from tests.leftovers import until
+from tests.leftovers import process_of, until
 
 START_S = 120.0  #: idle machines need a few seconds, busy ones many
 STOP_S = 60.0
@@ -214,14 +214,7 @@ class House:
 
     def process_of(self, name: str) -> int:
         """The one process that runs a module of ours, once there is one: it may be being started again."""
-        found: list[int] = []
-
-        def one() -> bool:
-            found[:] = [pid for pid, command in self.processes().items() if name in command.split()]
-            return len(found) == 1
-
-        self.until(one)
-        return found[0]
+        return process_of(self.folder, name)
 
 
 @contextmanager

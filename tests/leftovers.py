@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from scripts.leftovers import processes_of
+
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
     """Waits for a condition, looking at it often; fails with ``what`` after the time."""
@@ -16,6 +18,18 @@ def until(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
         time.sleep(0.01)
+
+
+def process_of(folder: Path, module: str) -> int:
+    """The one process told of a folder that runs a module of ours, once there is one."""
+    found: list[int] = []
+
+    def one() -> bool:
+        found[:] = [pid for pid, command in processes_of(folder).items() if module in command.split()]
+        return len(found) == 1
+
+    until(one, f"one process of {module}")
+    return found[0]
 
 
 def children(pid: int | str = "self") -> set[int]:

@@ -260,7 +260,7 @@ class Guardian:
             try:
                 engine = self._engine = await self._start()
             except (OSError, SubprocessError) as error:  # no memory, no process, no file is left for it
-                pause = min(max(FIRST_PAUSE_S, pause * 2), LONGEST_PAUSE_S)
+                pause = _longer(pause)
                 log.warning("%s's engine can't be started (%s); again in %g s", self.stage, error, pause)
                 await self._sleep(pause)
                 continue
@@ -270,7 +270,7 @@ class Guardian:
             if self._stop.is_set():
                 return
             lived = time.monotonic() - engine.started
-            pause = 0.0 if lived > SETTLED_S else min(max(FIRST_PAUSE_S, pause * 2), LONGEST_PAUSE_S)
+            pause = 0.0 if lived > SETTLED_S else _longer(pause)
             self._complain(engine, cause, pause)
             await self._sleep(pause)
 
@@ -365,6 +365,11 @@ class Guardian:
                 await self._stop.wait()
         except TimeoutError:
             return
+
+
+def _longer(pause: float) -> float:
+    """The pause after this one, in seconds."""
+    return min(max(FIRST_PAUSE_S, pause * 2), LONGEST_PAUSE_S)
 
 
 def _tidy() -> None:

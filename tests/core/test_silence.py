@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker.protocol import Beat, Bye, Ended, Kill
+from broker.protocol import Assign, Beat, Bye, Ended, Kill
 from tests.core.driver import Driver, guard, line
 
 
@@ -26,14 +26,20 @@ def test_a_guardian_that_is_gone_takes_its_worker_with_it(how: str) -> None:
     assert d.assigned(d.worker("b", "a"))[0].attempt == 2
 
 
-def test_a_broker_that_stood_still_takes_nobody_for_dead() -> None:
-    """Its process was stopped, or its machine was: beats wait to be read, or are sent only now."""
+def stood_still() -> tuple[Driver, bytes, bytes, Assign]:
+    """A broker that did for longer than an attempt may take; a worker, a client, and their task under way."""
     d = Driver(line("a", retry={"timeout_s": 20, "attempts": 1}))
     a, client = d.worker("a", "a"), d.client()
     d.tick()
     d.submit(client)
     (task,) = d.assigned(a)
     d.tick(30.0)
+    return d, a, client, task
+
+
+def test_a_broker_that_stood_still_takes_nobody_for_dead() -> None:
+    """Its process was stopped, or its machine was: beats wait to be read, or are sent only now."""
+    d, a, client, task = stood_still()
     assert not d.take(guard(a), Kill)
     d.finish(a, task)
     for _ in range(6):
@@ -45,12 +51,7 @@ def test_a_broker_that_stood_still_takes_nobody_for_dead() -> None:
 
 
 def test_a_machine_that_stood_still_for_longer_than_an_attempt_may_take_ends_no_attempt() -> None:
-    d = Driver(line("a", retry={"timeout_s": 20, "attempts": 1}))
-    a, client = d.worker("a", "a"), d.client()
-    d.tick()
-    d.submit(client)
-    (task,) = d.assigned(a)
-    d.tick(30.0)
+    d, a, client, task = stood_still()
     for _ in range(5):  # its engine goes on now, too
         d.say(guard(a), Beat([a]))
         d.say(client, Beat())

@@ -24,7 +24,7 @@ from broker.client import Client
 from scripts.leftovers import files_in, processes_of
 from scripts.ports import free_port
 from tests.house import GONE_S, PatientClient
-from tests.leftovers import until
+from tests.leftovers import process_of, until
 
 START_S = 240.0  #: vLLM takes up to a minute on two cores, more when models must be pulled
 PIPELINE = "voice"
@@ -64,15 +64,7 @@ class House:
 
     def process_of(self, module: str) -> int:
         """The one process that runs a module of ours, once there is one: it may be being started again."""
-        found: list[int] = []
-
-        def one() -> bool:
-            running = processes_of(self.folder).items()
-            found[:] = [pid for pid, command in running if module in command.split()]
-            return len(found) == 1
-
-        until(one, module)
-        return found[0]
+        return process_of(self.folder, module)
 
     def stop(self) -> None:
         """Stops everything and checks that nothing is left."""

@@ -7,26 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from adapters.chunk import Payload
-from pipelines.graph import Stage
+from tests.process.bare_engine import BareEngine
 from workers.engine import Job
 
 PIECES = 3
 LOOK_S = 0.01
 
 
-class GatedEngine:
+class GatedEngine(BareEngine):
     """Three payloads, once the file that the parameter ``gate`` names is there."""
 
     resumes = True
-
-    def __init__(self, stage: Stage, *, device: str) -> None:
-        pass
-
-    async def start(self) -> None:
-        """Nothing to load."""
-
-    async def stop(self) -> None:
-        """Nothing to let go."""
 
     async def run(self, job: Job) -> AsyncIterator[Payload]:
         """What is not out yet."""

@@ -7,23 +7,14 @@ import os
 from collections.abc import AsyncIterator
 
 from adapters.chunk import Payload
-from pipelines.graph import Stage
+from tests.process.bare_engine import BareEngine
 from workers.engine import Job
 
 
-class LeavingEngine:
+class LeavingEngine(BareEngine):
     """Its first attempt at a job is its end; the next one answers."""
 
     resumes = False
-
-    def __init__(self, stage: Stage, *, device: str) -> None:
-        pass
-
-    async def start(self) -> None:
-        """Nothing to load."""
-
-    async def stop(self) -> None:
-        """Nothing to let go."""
 
     async def run(self, job: Job) -> AsyncIterator[Payload]:
         """One payload."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from adapters.chunk import Payload
-from pipelines.graph import Stage
+from tests.process.bare_engine import BareEngine
 from workers.engine import Job
 
 STEPS = 6
@@ -30,19 +30,10 @@ def advance(state: Payload) -> Payload:
     return {"step": state["step"] + 1, "latents": latents, "codes": [*state["codes"], code]}
 
 
-class StepsEngine:
+class StepsEngine(BareEngine):
     """A payload a step: {"step", "first" (of this attempt), "latents", "codes"}."""
 
     resumes = True
-
-    def __init__(self, stage: Stage, *, device: str) -> None:
-        pass
-
-    async def start(self) -> None:
-        """Nothing to load."""
-
-    async def stop(self) -> None:
-        """Nothing to let go."""
 
     async def run(self, job: Job) -> AsyncIterator[Payload]:
         """All steps that are left."""
